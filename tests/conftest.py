@@ -163,14 +163,12 @@ class MadeUpEncoder(TextEncoder):
 
 
 class Embed(torch.nn.Module):
-    """Like a ``RetrieverModule``, of one table, the same every time; ``began`` is the table before
-    training, if another.
-    """
+    """Like a ``RetrieverModule``, of one table, the same every time."""
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(3)
-        self.table, self.width, self.began = torch.nn.Embedding(400, 8), None, None
+        self.table, self.width = torch.nn.Embedding(400, 8), None
 
     def pool(self, features):
         return self.table(features["input_ids"]).mean(1)
@@ -179,23 +177,11 @@ class Embed(torch.nn.Module):
         return torch.nn.functional.normalize(self.pool(features)[:, : self.width], dim=1)
 
     @contextlib.contextmanager
-    def evaluating(self, adapters=True):
-        training, now = self.training, self.table.weight.data
+    def evaluating(self):
+        training = self.training
         self.eval()
-        if not adapters and self.began is not None:
-            self.table.weight.data = self.began
         yield
-        self.table.weight.data = now
         self.train(training)
-
-
-def moved_since_it_began() -> tuple[Embed, Embed]:
-    """A retriever, and what it was before training."""
-    model, began = Embed().double(), Embed().double()
-    noise = torch.randn(began.table.weight.shape, generator=torch.Generator().manual_seed(9))
-    began.table.weight.data += 0.3 * noise
-    model.began = began.table.weight.data.clone()
-    return model, began
 
 
 def build_context(recipe, *given, **named):

@@ -43,8 +43,7 @@ ASKED: dict[str, Any] = dict(queries="telling-sentence", chunk_words=30, query_h
 GATED = dict(gate_heads=4)
 LEFT_OUT = ("dwell-pairs", "dwell-paper")  # these need --pairs
 RUNS = {name: {"method": name, **RUN} for name in PRESETS if name not in LEFT_OUT}
-for name in ("revela-gated", "gains"):
-    RUNS[name] |= GATED
+RUNS["revela-gated"] |= GATED
 for name in ("revela-paper", "replug-paper"):
     RUNS[name] |= dict(groups_per_step=2)
 RUNS["dream"] |= ASKED

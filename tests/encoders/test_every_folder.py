@@ -154,7 +154,7 @@ def trained(folder):
     retriever = RetrieverModule(model)
     batch = build_context(recipe, retriever, [], [], bf16=False).sides(TEXTS, TEXTS)
     made = []
-    with torch.no_grad(), retriever.evaluating(adapters=False):
+    with torch.no_grad(), retriever.evaluating():
         for side in ("query_", "passage_"):
             features = {k.removeprefix(side): v for k, v in batch.items() if k.startswith(side)}
             made.append(retriever(features).numpy())

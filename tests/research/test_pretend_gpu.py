@@ -16,7 +16,7 @@ from test_records import FILE, OF_THE_LARGEST, RELATIVE
 
 ROOT = Path(__file__).parents[2]
 # Of a step after the first; a step of paper has two passes.
-WAITS = {"revela-gated": 2, "revela-paper": 3, "gains": 2, "replug": 1, "dream": 2}
+WAITS = {"revela-gated": 2, "revela-paper": 3, "replug": 1, "dream": 2}
 # On a device these do what another run does: other queries, temperatures and prompts.
 LIKE_OTHERS = {"contrastive-pairs", "paper without dropout", "revela-paper-code", "replug-paper"}
 LIKE_OTHERS |= {"dream-paper", "cde-revela", "cde-paper", "cde-paper-small", "dwell-crop-paper"}

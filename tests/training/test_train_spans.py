@@ -107,7 +107,6 @@ def test_crops_start_from_it_by_lora_too(run_of_spans, documents, tmp_path):
 
 REFUSED = [
     ({"method": "contrastive-crop", "model": "new:tiny"}, "which LoRA would not train: give"),
-    ({"method": "gains", "lora_rank": 0}, "--method gains compares with the retriever"),
     (
         {"method": "revela", "lm_lora": True, "lora_rank": 0},
         "--lora-rank: give 1 or more",

@@ -1,16 +1,12 @@
-"""What of a chunk is its query; what a retriever was before training."""
+"""What of a chunk is its query."""
 
 from __future__ import annotations
 
 import pytest
-import torch
 
-from conftest import Embed, build_context, tiny_retriever
+from conftest import build_context, tiny_retriever
 from revela.text.spool import arrow_list
 from revela.training.groups.store import Member
-from revela.training.methods import gains
-from revela.training.methods.base import RetrieverLoss
-from revela.training.methods.gains import InitialRetriever
 from revela.training.methods.revela import ChunkBatches, split_in_half
 from revela.training.recipe import Recipe
 from revela.training.retriever.module import RetrieverModule
@@ -57,51 +53,3 @@ def test_chunks_of_some_sources_are_whole_queries(tiny_lm_folder, tiny_tokenizer
     batches = (ChunkBatches(parts, tiny_tokenizer, "first-half", s) for s in ((), sources))
     plain, mixed = (batch(asked)["query_attention_mask"].sum(dim=1) for batch in batches)
     assert set((mixed > plain).nonzero().flatten().tolist()) == whole
-
-
-class Noisy(Embed):
-    """With dropout, and a list of whether each pass had it."""
-
-    def __init__(self):
-        super().__init__()
-        self.noisy = []
-
-    def pool(self, features):
-        self.noisy.append(self.training)
-        return torch.nn.functional.dropout(super().pool(features), 0.5, self.training)
-
-
-def tokenized(*texts):
-    """Tokenized texts, padded on the right."""
-    longest = max(map(len, texts))
-    ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
-    return {"input_ids": ids, "attention_mask": (ids > 0).long()}
-
-
-def test_the_start_has_no_dropout_and_training_goes_on_with_it():
-    loss_module, texts = RetrieverLoss(Noisy(), tau=1.0), tokenized([5, 6], [7, 8])
-    start = InitialRetriever()
-    found = [start.embed(loss_module, texts) for _ in range(2)]
-    want = Embed()(texts)
-    assert torch.equal(found[0], want) and torch.equal(found[1], want)
-    assert loss_module.model.noisy == [False, False] and loss_module.model.training
-    assert not found[0].requires_grad
-
-
-@pytest.mark.parametrize("keep", [True, False])
-def test_a_text_is_read_once_for_the_start_whatever_is_beside_it(keep):
-    loss_module, start = RetrieverLoss(Embed(), tau=1.0), InitialRetriever(keep)
-    first = start.embed(loss_module, tokenized([5, 6], [7, 8], [9, 10]))
-    loss_module.model.table.weight.data.neg_()  # so that reading again shows
-    again = start.embed(loss_module, tokenized([9, 10], [5, 6]))
-    assert torch.equal(again, (1 if keep else -1) * first[[2, 0]])
-    new = start.embed(loss_module, tokenized([9, 10], [9, 10, 11]))
-    assert torch.equal(start.embed(loss_module, tokenized([9, 10, 11])), new[1:])
-
-
-def test_no_more_vectors_of_the_start_are_kept_than_there_is_room_for(monkeypatch):
-    monkeypatch.setattr(gains, "MAX_CACHED", 8 * 2)
-    loss_module, start = RetrieverLoss(Embed(), tau=1.0), InitialRetriever(cache=True)
-    for i in range(3, 9):
-        start.embed(loss_module, tokenized([i, i + 1]))
-    assert len(start.cached) == 2

@@ -9,11 +9,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from revela.errors import RevelaError, first_line
-from revela.training.methods import cde, contrastive, dream, dwell, gains, replug, revela
+from revela.training.methods import cde, contrastive, dream, dwell, replug, revela
 from revela.training.methods.base import Method
 from revela.training.settings import Preset
 
-FILES = (revela, replug, dream, cde, contrastive, dwell, gains)
+FILES = (revela, replug, dream, cde, contrastive, dwell)
 METHODS: dict[str, type[Method]] = {
     "revela": revela.Revela,
     "replug": replug.Replug,
@@ -23,7 +23,6 @@ METHODS: dict[str, type[Method]] = {
     "contrastive-pairs": contrastive.Pairs,
     "contrastive-crop": contrastive.Crops,
     "dwell-spans": dwell.Spans,
-    "gains": gains.Gains,
 }
 PRESETS: dict[str, Preset] = {
     name: settings for file in FILES for name, settings in file.PRESETS.items()

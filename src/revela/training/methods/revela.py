@@ -230,7 +230,7 @@ class Revela(InBatch):
 
 @dataclass(frozen=True)
 class ChunkBatches:
-    """Collates chunks as queries, passages and LM input (revela, gains, replug).
+    """Collates chunks as queries, passages and LM input (revela, replug).
 
     ``query_side`` is the part of a chunk that is its query: the first half of its tokens (Revela,
     section 4), or all ("whole"). Whole chunks of ``whole_sources`` are queries in any case.
@@ -339,7 +339,6 @@ class RevelaLoss(RetrieverLoss):
     """
 
     gates_LH: Tensor | None
-    exact_logits = False  # see linear_cross_entropy: the mean loss needs none
 
     def __init__(
         self,
@@ -386,8 +385,7 @@ class RevelaLoss(RetrieverLoss):
         epsilon = 0.0 if self.gates_LH is None else EPSILON
         mix = InBatchAttention(*inputs, v_norm=self.v_norm, epsilon=epsilon, kernel=self.kernel)
         memory = self.lm.prefill(packed, self.layers)
-        rows_R, exact = packed.layout.with_next_R, self.exact_logits
-        losses_R = self.lm.token_losses(packed, rows_R, memory, mix, exact=exact)
+        losses_R = self.lm.token_losses(packed, packed.layout.with_next_R, memory, mix)
         lengths = [packed.lengths[group] for group in self.places(len(packed.lengths))]
         counts = [sum(group) - len(group) for group in lengths]
         return torch.stack([losses.mean() for losses in torch.split(losses_R, counts)]).mean()

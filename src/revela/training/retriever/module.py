@@ -168,24 +168,13 @@ class RetrieverModule(nn.Module):
         return vectors_BD if compares_by_dot(self.model) else F.normalize(vectors_BD, dim=-1)
 
     @contextmanager
-    def evaluating(self, adapters: bool = True) -> Iterator[None]:
-        """While open, there is no dropout; and without ``adapters`` (LoRA, the trained half of a
-        table) vectors have the cosines that they had before training.
-        """
-        training, trained = self.training, list[Any]()
-        if not adapters:
-            from peft.tuners.tuners_utils import BaseTunerLayer
-
-            kinds = BaseTunerLayer, TrainableTable
-            trained = [part for part in self.modules() if isinstance(part, kinds)]
+    def evaluating(self) -> Iterator[None]:
+        """While open, there is no dropout."""
+        training = self.training
         self.eval()
-        for part in trained:
-            part.enable_adapters(False)
         try:
             yield
         finally:
-            for part in trained:
-                part.enable_adapters(True)
             self.train(training)
 
     def _fill_slots(self, table: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:

@@ -59,16 +59,14 @@ class LexicalAndDense(nn.Module):
         """The rows as they are now, both halves side by side."""
         return torch.cat([self.fixed_SD, self.rows_SD.detach()], dim=1)
 
-    def forward(self, rows_T: Tensor, starts_N: Tensor, initial: bool = False) -> Tensor:
-        """The weighted sum of each text's rows, (N, 2 D); before training, if ``initial``, (N, D).
-
-        A text's rows lie one after another from its place in ``starts_N`` on.
+    def forward(self, rows_T: Tensor, starts_N: Tensor) -> Tensor:
+        """The weighted sum of each text's rows, (N, 2 D), which lie one after another from its
+        place in ``starts_N`` on.
         """
-        halves = [self.fixed_SD] if initial else [self.fixed_SD, self.rows_SD]
-        weight_T = (self.initial_weight_S if initial else self.weight_S())[rows_T]
+        weight_T = self.weight_S()[rows_T]
         sums = [
             F.embedding_bag(rows_T, half_SD, starts_N, mode="sum", per_sample_weights=weight_T)
-            for half_SD in halves
+            for half_SD in (self.fixed_SD, self.rows_SD)
         ]
         return torch.cat(sums, dim=1)
 
@@ -92,7 +90,6 @@ class TrainableTable(modules.InputModule):
         self.register_buffer("row_V", row_V)
         self._own = static.tokenizer
         self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=static.tokenizer)
-        self.initial = False
 
     def preprocess(
         self, inputs: list[str], prompt: str | None = None, **_kwargs: Any
@@ -108,12 +105,8 @@ class TrainableTable(modules.InputModule):
         mask_NL = features["attention_mask"].bool()
         ends_N = mask_NL.sum(dim=1).cumsum(dim=0)
         rows_T = self.row_V[features["input_ids"][mask_NL]]
-        vectors = self.halves(rows_T, F.pad(ends_N[:-1], (1, 0)), self.initial)
+        vectors = self.halves(rows_T, F.pad(ends_N[:-1], (1, 0)))
         return {**features, "sentence_embedding": vectors}
-
-    def enable_adapters(self, enabled: bool) -> None:
-        """As in a layer with LoRA. Disabled: the vectors before training, of half the width."""
-        self.initial = not enabled
 
     def table_VD(self) -> Tensor:
         """The weighted rows of all tokens before training."""
