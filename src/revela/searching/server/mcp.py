@@ -31,7 +31,7 @@ from starlette.types import ASGIApp
 from revela import __version__
 from revela.errors import QueryError, RevelaError
 from revela.ranking.steps import check_query
-from revela.searching.filters import EXAMPLE, where_sql
+from revela.searching.filters import where_sql
 from revela.searching.index import Index
 from revela.searching.index_search import distinct
 from revela.searching.locations import file_of
@@ -50,6 +50,7 @@ TEXT_TOKENS = 40  # a result is left out where less of its text would fit
 METADATA_CHARACTERS = 200  # of a value
 COPIES = 5  # named
 READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+FILTER = '{"id": {"prefix": "notes/"}, "date": {"gte": "2024-05"}, "type": {"in": ["pdf", "md"]}}'
 NOT_FOUND = (
     "If no passage answers the question, say that it was not found in these documents, rather than "
     "answer from other knowledge: search always returns the nearest passages, even when none of "
@@ -74,6 +75,7 @@ class SearchResult(BaseModel):
     path: str | None = Field(default=None, description="The document's file, if it is known.")
     page: int | None = Field(default=None, description="Of a PDF, where the snippet stands.")
     line: int | None = Field(default=None, description="Of a file of text, the same.")
+    date: str | None = Field(default=None, description="Of the document, in ISO 8601.")
     score: float
     confidence: float | None = Field(
         default=None,
@@ -154,6 +156,7 @@ class Tools:
             path=path,
             page=shown.page,
             line=shown.line,
+            date=hit.date,
             score=round(hit.score, 3),
             confidence=None if hit.confidence is None else round(hit.confidence, 2),
             snippet=shown.text if len(hit.text) > 2 * QUOTE else None,
@@ -168,7 +171,7 @@ class Tools:
         query: Annotated[str, Field(description="A question, or words.")],
         k: Annotated[int, Field(ge=1, le=100, description="Maximum number of documents.")] = 10,
         filter: Annotated[
-            dict[str, Any] | None, Field(description=f"By columns, such as {EXAMPLE}.")
+            dict[str, Any] | None, Field(description=f"By columns, such as {FILTER}.")
         ] = None,
         min_score: Annotated[
             float | None, Field(description="Leave out documents of a lower score.")
