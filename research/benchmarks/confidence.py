@@ -1,20 +1,23 @@
-"""What does a score say of a first hit? Judged questions, with and without an answer in the text.
+"""What does a score say of a first hit? Judged questions, with and without an answer in the text,
+and questions of other collections.
 
     python -m research.benchmarks.confidence --data COLLECTIONS LANGUAGES
 
 `revela index` makes an index of at most ``DOCUMENTS`` whole documents of each collection, with its
 defaults (MiniLM for English and multilingual-e5-small for other languages), and ``QUERIES`` judged
-questions are searched twice: in all documents, and in those that do not answer them. Printed are,
-of questions without an answer and of right first hits, the shares of which `revela search` says
-"sure", and "probably no answer"; the shares that score above what `revela index` names; the share
-of first hits that are right; and the expected calibration error of ``Hit.confidence`` over both
-kinds of question, in ten groups of equal size. Indices are kept in ``--out``.
+questions are searched twice: in all documents, and in those that do not answer them; and
+``FOREIGN`` questions of every other collection. Printed are, of questions without an answer, of
+foreign ones and of right first hits, the shares of which `revela search` says "sure", and "probably
+no answer"; the shares that score above what `revela index` names; the share of first hits that are
+right; and the expected calibration error of ``Hit.confidence`` over own questions with and without
+an answer, in ten groups of equal size. Indices are kept in ``--out``.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from contextlib import redirect_stdout
 from pathlib import Path
 from statistics import fmean
@@ -38,9 +41,9 @@ from revela.searching.index import Index
 from revela.searching.manifest import Indexing
 from revela.searching.state import read_info
 from revela.text.judgements import read_rows
-from revela.types import Hits
+from revela.types import Hits, evenly_spaced
 
-DOCUMENTS, QUERIES, BINS = 1000, 250, 10
+DOCUMENTS, QUERIES, FOREIGN, BINS = 1000, 250, 10, 10
 Numbers = NDArray[np.float64]
 
 
@@ -71,6 +74,12 @@ def first_hits(index: Index, part: Collection) -> tuple[list[Hits], list[bool], 
     return found, right, without
 
 
+def foreign_hits(index: Index, parts: Iterable[Collection]) -> list[Hits]:
+    """The first hit of some questions of each of these collections."""
+    asked = [part.queries[i] for part in parts for i in evenly_spaced(len(part.queries), FOREIGN)]
+    return [hits for hits in index.search_many(asked, k=1) if hits]
+
+
 def calibration_error(predicted: Numbers, right: Numbers) -> float:
     """The mean distance between predicted and observed shares, over ``BINS`` groups."""
     groups = np.array_split(np.argsort(predicted, kind="stable"), BINS)
@@ -85,16 +94,17 @@ def main() -> None:
     add("--tokens", action="store_true", help="keep token vectors, and re-rank by them")
     add("--out", type=Path, default=OUT / "confidence", help="for indices")
     arguments = parser.parse_args()
-    kinds = "no answer", "right"
+    kinds = "no answer", "foreign", "right"
     said = [f"{kind}, {what}" for what in ("sure", "unlikely", "above") for kind in kinds]
     titles = [*said, "score", "right", "calibration error"]
     print_header(titles)
-    rows = []
-    for name, folder in collections_in(arguments.data, arguments.only).items():
-        part = part_of(load_collection(folder), DOCUMENTS, QUERIES)
+    rows, folders = [], collections_in(arguments.data, arguments.only)
+    parts = {n: part_of(load_collection(f), DOCUMENTS, QUERIES) for n, f in folders.items()}
+    for name, folder in folders.items():
+        part = parts[name]
         place = arguments.out / name / "index"
         index = index_of(folder, part, arguments.model, place, arguments.tokens)
-        how = "tokens" if arguments.tokens else "hybrid"
+        how = "late-interaction" if arguments.tokens else "hybrid"
         if how not in index.calibration.scores:
             print_cells(name, ["not measured", *[""] * (len(titles) - 1)])
             continue
@@ -102,11 +112,13 @@ def main() -> None:
         found, right, without = first_hits(index, part)
         confidence = np.array([hits[0].confidence for hits in (*found, *without)])
         error = calibration_error(confidence, np.r_[right, np.zeros(len(without))])
-        pair = without, [hits for hits, is_right in zip(found, right, strict=True) if is_right]
+        foreign = foreign_hits(index, (other for n, other in parts.items() if n != name))
+        firsts = [hits for hits, is_right in zip(found, right, strict=True) if is_right]
+        asked = without, foreign, firsts
         shares = [
-            fmean(hits.answer == a for hits in of) for a in ("sure", "unlikely") for of in pair
+            fmean(hits.answer == a for hits in of) for a in ("sure", "unlikely") for of in asked
         ]
-        shares += [fmean(hits[0].score > cut for hits in of) for of in pair]
+        shares += [fmean(hits[0].score > cut for hits in of) for of in asked]
         rows.append((*shares, cut, fmean(right), error))
         print_cells(name, rows[-1], 2)
     print_cells("mean", map(fmean, zip(*rows, strict=True)), 2)
