@@ -385,9 +385,11 @@ def test_a_phrase_in_quotes_must_stand_in_a_passage(
     }
     assert [*found.values()] == [["a.md"], ["b.md"], ["a.md"], ["b.md"], ["a.md"]]
     assert len(search(folder, 'a 5" castle, 6" high', *model)[0]) == 2  # inches
+    assert len(search(folder, 'a "castle" by ":"', *model)[0]) == 2  # one word, and none
     code, out, _ = doing("search", folder, '"old castles"', *model)
-    assert code == 1 and out == "nothing found\n"
-    assert 'the phrase "" has no word' in refused("search", folder, 'castle ""', *model)
+    assert code == 0 and out.startswith("No passage has the words in quotes like that")
+    assert json.loads(doing("search", folder, '"old castles"', *model, "--json")[1])["note"]
+    assert 'the phrase "" has no words' in refused("search", folder, '""', *model)
 
 
 def test_copies_come_after_their_original_and_rows_name_their_file(

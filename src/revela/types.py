@@ -221,7 +221,9 @@ class Hit:
 
 
 class Hits(list[Hit]):
-    """Results of a search, best first."""
+    """Results of a search, best first. ``notice`` says what else there is to know of them."""
+
+    notice = ""
 
     @property
     def answer(self) -> Answer | None:

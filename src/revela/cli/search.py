@@ -44,7 +44,7 @@ def search(
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
     """Search folders, files or indexes: revela search FOLDER... QUERY. The index of a folder is
-    kept in the cache and follows it. A part of the query in double quotes must stand in a result.
+    kept in the cache and follows it. Words in double quotes must stand in a result like that.
     The exit code is 1 if nothing is found.
 
     Parameters
@@ -132,6 +132,8 @@ def search(
                 results = [asdict(result) for result in answer["data"]]
                 print_json({**about, **answer, "data": results}, indent=None if queries else 1)
             else:
+                if answer["note"]:
+                    print(answer["note"])
                 if answer["data"]:
                     print_answer(answer["answer"])
                 print_results(answer["data"], top)
@@ -193,7 +195,7 @@ def _found(
             "milliseconds": round(1000 * (time.perf_counter() - start), 1),
             "answer": best.answer,
             "data": results[: options["k"]],
-            "note": None,
+            "note": best.notice or None,
         }
         yield name, answer
 

@@ -16,7 +16,7 @@ import regex
 
 from revela.errors import QueryError
 from revela.text.dates import iso_date
-from revela.text.letters import LETTER
+from revela.text.letters import LETTER, PAIRED, TRIPLED
 
 FILTER_LIMIT = 10_000  # characters of SQL
 MAX_DEPTH = 20
@@ -27,8 +27,10 @@ MEMBERSHIP = {"in": "in", "not_in": "not in"}
 PARTS = {"prefix": "starts_with({}, {})", "contains": "contains(lower({}), lower({}))"}
 EXAMPLE = '{"year": {"gt": 2020}, "lang": "en"}'
 
+NO_PHRASE = "No passage has the words in quotes like that: these results are without them."
 _PHRASE = re.compile(r"""(?<!\w)["“„«»]([^"“”„«»]*)["“”«»](?!\w)""")
 _SPACED = regex.compile(LETTER, regex.V1)
+_UNSPACED = regex.compile(rf"[{PAIRED}{TRIPLED}]{{2}}", regex.V1)
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,8 @@ def where_sql(where: str | Mapping[str, object], columns: Mapping[str, str]) -> 
 
 
 def phrases(query: str) -> list[str]:
-    """Patterns of the phrases in double quotes in a query: these words in this order, whatever is
-    between them is white space. QueryError for quotes without a word between them.
+    """Patterns of the phrases in a query: several words in double quotes, in this order and with
+    white space between them. QueryError if there is nothing but quotes.
 
     >>> phrases('which "New  York" is old')
     ['\\\\bNew\\\\s+York\\\\b']
@@ -97,8 +99,10 @@ def phrases(query: str) -> list[str]:
     found = list[str]()
     for quoted in _PHRASE.finditer(query):
         words = quoted[1].split()
-        if not re.search(r"\w", quoted[1]):
-            raise QueryError(f"the phrase {quoted[0]} has no word: leave out its quotes", "query")
+        if not (_UNSPACED.search(quoted[1]) or len(re.findall(r"\w\S*", quoted[1])) > 1):
+            if not re.search(r"\w", query):
+                raise QueryError(f"the phrase {quoted[0]} has no words: write some in it", "query")
+            continue
         edges = (r"\b" if _SPACED.fullmatch(edge) else "" for edge in (words[0][0], words[-1][-1]))
         found.append(r"\s+".join(map(re.escape, words)).join(edges))
     return found

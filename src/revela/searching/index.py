@@ -26,7 +26,7 @@ from revela.ranking.bm25 import Weight, term_weights
 from revela.ranking.calibration import Calibration
 from revela.ranking.fusion import Fusion, check_weight
 from revela.ranking.steps import Mode, Rerank, SearchOptions, check_query
-from revela.searching.filters import OWN_COLUMNS, where_sql, with_phrases
+from revela.searching.filters import NO_PHRASE, OWN_COLUMNS, where_sql, with_phrases
 from revela.searching.index_search import IndexStore, hit_of, hits_of
 from revela.searching.manifest import Indexing, Info, new_info
 from revela.searching.rows import check_columns
@@ -289,7 +289,8 @@ class Index:
         fusion.py). By score, the maximum is 1.
 
         Args:
-            query: what to look for. What is in double quotes must stand in a passage.
+            query: what to look for. Several words in double quotes must stand in a passage like
+                that, if any passage has them; else ``Hits.notice`` says so.
             k: number of documents.
             mode: by vectors ("dense"), by words ("lexical") or by both. Without a word that is not
                 a stop word, by vectors.
@@ -316,7 +317,6 @@ class Index:
     def _search(
         self, query: str, options: SearchOptions, encoded: Vectors | QueryTokens | None
     ) -> Hits:
-        options = replace(options, where=with_phrases(options.where, query))
         if options.rerank == "late-interaction":
             if not isinstance(encoded, QueryTokens):
                 (encoded,) = self.encoder.query_tokens([query])
@@ -331,11 +331,15 @@ class Index:
             vectors = self.encoder.encode_queries([query]) if known is None else known[None]
             vector = as_stored(vectors, self.info, self.folder)[0]
 
-        def read() -> Hits:
+        def read(options: SearchOptions) -> Hits:
             store = IndexStore(self.table, self.state, lambda: self.encoder)
             return hits_of(store, query, vector, options)
 
-        return self._retried(read)
+        phrased = replace(options, where=with_phrases(options.where, query))
+        hits = self._retried(lambda: read(phrased))
+        if not hits and phrased != options and (hits := self._retried(lambda: read(options))):
+            hits.notice = NO_PHRASE
+        return hits
 
     def _retried(self, read: Callable[[], T]) -> T:
         """Call ``read``, and again if another process has changed or packed the table meanwhile."""

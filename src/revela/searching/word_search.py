@@ -14,7 +14,7 @@ import regex
 from revela.errors import QueryError
 from revela.ranking.bm25 import BM25, max_score
 from revela.ranking.steps import check_query
-from revela.searching.filters import phrases
+from revela.searching.filters import NO_PHRASE, phrases
 from revela.searching.highlight import HighlightTerms
 from revela.searching.ingest import passages_of
 from revela.searching.locations import file_of
@@ -117,18 +117,24 @@ class Words:
             raise QueryError(
                 f"{self.notice} Filters need the index: leave it out, or wait", "where"
             )
-        phrase = [regex.compile(pattern, regex.IGNORECASE) for pattern in phrases(query)]
         asked = self._bm25.known(self._bm25.terms.of_query(query))
         greatest = max_score(self._bm25.idf(asked)) or 1
+        wanted = [regex.compile(phrase, regex.IGNORECASE) for phrase in phrases(query)]
+        (best,) = self._bm25.rankings([query], self._bm25.size if wanted else k * MOST)
+        phrased = {
+            row: score
+            for row, score in best.items()
+            if all(phrase.search(self._passages[row].passage) for phrase in wanted)
+        }
         found = dict[str, Hit]()
-        (best,) = self._bm25.rankings([query], self._bm25.size if phrase else k * MOST)
-        for row, score in best.items():
+        for row, score in (phrased or best).items():
             passage = self._passages[row]
-            if all(pattern.search(passage.passage) for pattern in phrase):
-                found.setdefault(passage.id, passage.hit(score / greatest))
+            found.setdefault(passage.id, passage.hit(score / greatest))
             if len(found) == k:
                 break
-        return Hits(found.values())
+        hits = Hits(found.values())
+        hits.notice = NO_PHRASE if best and not phrased else ""
+        return hits
 
     def chunks(self, document: str) -> list[Hit]:
         """The passages of a document, as in ``Index.chunks``."""

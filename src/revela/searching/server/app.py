@@ -178,7 +178,7 @@ class SearchService:
             milliseconds=round(1000 * (time.perf_counter() - start), 1),
             answer=hits.answer,
             data=found,
-            note=self.index.notice or None,
+            note=" ".join(filter(None, (self.index.notice, hits.notice))) or None,
         )
 
     async def _search(self, body: SearchRequest) -> tuple[Hits, list[Result]]:

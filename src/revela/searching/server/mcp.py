@@ -196,7 +196,8 @@ class Tools:
             for hit, shown, copies in zip(best, snippets, found.values(), strict=True)
         ]
         answer = ANSWERS[hits.answer] if hits and not index.notice else None
-        return _answer(within(results, max_tokens, part_of, index.notice, answer))
+        notice = f"{index.notice} {hits.notice}".strip()
+        return _answer(within(results, max_tokens, part_of, notice, answer))
 
     def fetch(
         self,
