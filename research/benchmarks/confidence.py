@@ -105,23 +105,26 @@ def main() -> None:
         place = arguments.out / name / "index"
         index = index_of(folder, part, arguments.model, place, arguments.tokens)
         how = "late-interaction" if arguments.tokens else "hybrid"
-        if how not in index.calibration.scores:
-            print_cells(name, ["not measured", *[""] * (len(titles) - 1)])
-            continue
-        cut = index.calibration.scores[how][2]
+        # Where the text has too few sentences, it is only said whether it is about other things.
+        *_, cut = index.calibration.scores.get(how, [None])
         found, right, without = first_hits(index, part)
-        confidence = np.array([hits[0].confidence for hits in (*found, *without)])
-        error = calibration_error(confidence, np.r_[right, np.zeros(len(without))])
+        error = None
+        if cut is not None:
+            confidence = np.array([hits[0].confidence for hits in (*found, *without)])
+            error = calibration_error(confidence, np.r_[right, np.zeros(len(without))])
         foreign = foreign_hits(index, (other for n, other in parts.items() if n != name))
         firsts = [hits for hits, is_right in zip(found, right, strict=True) if is_right]
         asked = without, foreign, firsts
         shares = [
-            fmean(hits.answer == a for hits in of) for a in ("sure", "unlikely") for of in asked
+            fmean(hits.answer in said for hits in of)
+            for said in (["sure"], ["unlikely", "elsewhere"])
+            for of in asked
         ]
-        shares += [fmean(hits[0].score > cut for hits in of) for of in asked]
+        shares += [cut and fmean(hits[0].score > cut for hits in of) for of in asked]
         rows.append((*shares, cut, fmean(right), error))
-        print_cells(name, rows[-1], 2)
-    print_cells("mean", map(fmean, zip(*rows, strict=True)), 2)
+        print_cells(name, ["" if cell is None else cell for cell in rows[-1]], 2)
+    known = [row for row in rows if row[-1] is not None]
+    print_cells("mean", map(fmean, zip(*known, strict=True)), 2)
 
 
 if __name__ == "__main__":

@@ -177,11 +177,12 @@ class Explanation:
     length: float | None = None
 
 
-Answer = Literal["sure", "perhaps", "unlikely"]
+Answer = Literal["sure", "perhaps", "unlikely", "elsewhere"]
 ANSWERS: dict[Answer | None, str] = {
     "sure": "sure",
     "perhaps": "perhaps",
     "unlikely": "probably no answer in these documents",
+    "elsewhere": "probably no answer: these documents are about other things",
     None: "not known whether these answer it",
 }
 SURE, PERHAPS = 0.5, 0.04  # an answer needs a higher confidence than this
@@ -198,7 +199,7 @@ class Hit:
         text: the chunk's.
         chunk: number of the chunk in its document, from 0.
         confidence: probability that the hit is right, if the text answers half of your questions
-            (calibration.py); None if the index was not calibrated.
+            (calibration.py); 0 if the text is about other things; None if it is not known.
         line: line of a text file where the chunk begins, from 1.
         page: page of a PDF where the chunk begins, from 1.
         date, type, language: of the document: in ISO 8601 (that of the mail or front matter, else
@@ -232,7 +233,9 @@ class Hits(list[Hit]):
             return None
         if confidence > SURE:
             return "sure"
-        return "perhaps" if confidence > PERHAPS else "unlikely"
+        if confidence > PERHAPS:
+            return "perhaps"
+        return "unlikely" if confidence else "elsewhere"
 
 
 class QueryTokens(NamedTuple):

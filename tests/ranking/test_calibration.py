@@ -186,7 +186,7 @@ def test_what_has_nothing_of_a_question_does_not_answer_it_though_nothing_was_me
     index = build(tmp_path / "index", ["aaaa bbbb", "aabb abab", "bbaa abba"])
     assert not index.calibration.scores
     nothing, known = index.search("zzzz xxxx"), index.search("aaaa bbbb")
-    assert nothing[0].score == 0 and nothing.answer == "unlikely"
+    assert nothing[0].score == 0 and nothing.answer == "elsewhere"
     assert known[0].score > 0 and known.answer is None
     assert index.search("zzzz xxxx", mode="dense").answer is None
 
@@ -222,7 +222,7 @@ def test_what_is_said_of_an_answer_follows_the_first_confidence():
 
     assert said(SURE + 0.01, 0.0) == "sure"
     assert said(SURE, 0.9) == said(PERHAPS + 0.01) == "perhaps"
-    assert said(PERHAPS) == said(0.0) == "unlikely"
+    assert said(PERHAPS) == said(1e-9) == "unlikely" and said(0.0) == "elsewhere"
     assert said(None) is said() is None
 
 

@@ -40,6 +40,7 @@ Rerank = Literal["late-interaction", "none"]
 QUERY_CHARACTERS = 10_000  # maximum length of a query
 ALIKE = 0.8  # minimum Jaccard similarity of the terms of two passages that are one
 COPIES = 10  # results that may be copies of the first, itself included
+FAR = 0.15  # fused scores of questions about other things are below (docs/results.md)
 OTHER = 0.5  # how much of the best other document's score counts against a hit
 
 
@@ -205,12 +206,13 @@ def search(store: Store, query: str, vector: Vectors | None, options: SearchOpti
 def _confidences(
     store: Store, query: str, scores: Scores, shown: Scores, kind: str
 ) -> dict[int, float | None]:
-    """The confidence in each row that is shown. What scores 0 has none: it has no word of the
-    query, and its vector is no nearer than any passage's. What lacks a string of the query, such as
-    a date, is not sure.
+    """The confidence in each row that is shown. None is left if the text is about other things:
+    nothing scores ``FAR``. What lacks a string of the query, such as a date, is not sure.
     """
+    if kind and max(scores.values(), default=0.0) < FAR:
+        return dict.fromkeys(shown, 0.0)
     if kind not in store.measured:
-        return {row: 0.0 if kind and score <= 0 else None for row, score in shown.items()}
+        return dict.fromkeys(shown)
     first = dict(islice(scores.items(), COPIES))
     passages = store.passages([*(shown | first)])
     second = runner_up(first, lambda row: {*store.terms(passages[row][0])})

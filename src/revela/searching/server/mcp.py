@@ -99,7 +99,7 @@ class SearchResults(BaseModel):
     answer: str | None = Field(
         default=None,
         description="Whether the first result answers the query: sure, perhaps, probably no "
-        "answer in these documents, or not known.",
+        "answer (in these documents, or as they are about other things), or not known.",
     )
     results: list[SearchResult]
     note: str | None = Field(default=None, description="What was cut, and how to get it.")

@@ -216,8 +216,9 @@ class SearchResults(AnswerModel):
     milliseconds: float
     answer: Answer | None = Field(
         default=None,
-        description="Whether the first result answers the query: sure, perhaps, or unlikely (there "
-        "is probably no answer in these documents). Null: not known.",
+        description="Whether the first result answers the query: sure, perhaps, unlikely (there is "
+        "probably no answer in these documents), or elsewhere (nor are they about that). Null: not "
+        "known.",
     )
     data: list[Result]
     note: str | None = None
