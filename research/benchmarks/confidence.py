@@ -115,7 +115,7 @@ def main() -> None:
         foreign = foreign_hits(index, (other for n, other in parts.items() if n != name))
         firsts = [hits for hits, is_right in zip(found, right, strict=True) if is_right]
         asked = without, foreign, firsts
-        shares = [
+        shares: list[float | None] = [
             fmean(hits.answer in said for hits in of)
             for said in (["sure"], ["unlikely", "elsewhere"])
             for of in asked
