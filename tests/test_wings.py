@@ -145,11 +145,12 @@ def test_a_method_is_read_in_one_file():
 
 def test_functions_take_what_they_read():
     """The recipe, or another object of more than 20 fields, is taken or held in 27 places: what
-    runs, estimates or refuses a whole run takes it."""
+    runs, estimates or refuses a whole run takes it. A result of a search is shown as a whole."""
     trees = [ast.parse(file.read_text(encoding="utf-8")) for file in SOURCE.rglob("*.py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
     large = {c.name for c in classes if sum(isinstance(a, ast.AnnAssign) for a in c.body) > 20}
+    large -= {"Result"}
 
     def words(node: ast.FunctionDef | ast.ClassDef) -> set[str]:
         """The words of the annotations of its parameters or attributes."""
