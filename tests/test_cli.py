@@ -311,7 +311,7 @@ def test_compare_puts_flags_and_recipe_over_presets(monkeypatch, refused, corpus
 NO_EFFECT = {
     "train --method contrastive-crop --pairs x":
         "--pairs has no effect on --method contrastive-crop: leave it out, or train cde or contr",
-    "train --method dream --lm-lora": "--lm-lora has no effect on --method dream",
+    "train --method replug --lm-lora": "--lm-lora has no effect on --method replug",
     "train --method cde --groups random --cluster-size 4":
         "--cluster-size has no effect on --method cde without --groups cluster: leave it out, or g",
     "train --method cde --context 0 --context-layers 2":

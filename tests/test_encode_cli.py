@@ -27,7 +27,9 @@ def test_the_vectors_of_an_index(succeeds, refused, corpus, saved_retriever, tmp
     out = tmp_path / "vectors.parquet"
     said = succeeds("encode", corpus, "--out", out, *model)
     table = pq.read_table(out)
-    assert table.schema.names == ["id", "chunk", "title", "text", "line", "page", "vector"]
+    assert table.schema.names == [
+        *("id", "chunk", "title", "text", "line", "page", "date", "type", "language", "vector")
+    ]
     rows = table.to_pylist()
     assert f"{len(index)} vectors of {len(rows[0]['vector'])} numbers in {out}" in said
     assert len(rows) == len(index) and wanted.keys() == {(row["id"], row["chunk"]) for row in rows}

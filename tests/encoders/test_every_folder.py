@@ -144,7 +144,10 @@ def test_training(folder, kind, expected):
         with pytest.raises(RevelaError, match=NOT_TRAINED):
             trained(folder)
         return
-    assert_same(trained(folder), expected)
+    ours = trained(folder)
+    if kind.startswith("table"):  # each row is there twice, the second one is trained
+        ours = [np.split(vectors, 2, axis=1)[0] * 2**0.5 for vectors in ours]
+    assert_same(ours, expected)
 
 
 def trained(folder):

@@ -33,8 +33,8 @@ def encode(
     corpus:
         As for train; or a folder made by revela index, whose vectors are written as they are.
     out:
-        NAME.parquet, with the columns id, chunk, title, text, line, page, those of metadata, and
-        vector.
+        NAME.parquet, with the columns id, chunk, title, text, line, page, date, type, language,
+        those of metadata, and vector.
     model:
         Of a corpus, the retriever: a Sentence-Transformers folder, a hub id or embedded:minilm-l6.
     chunk_words:
@@ -69,7 +69,7 @@ def encode(
         encoder = load_encoder(folder, precision, prompts=prompts.given)
         settings = Indexing(chunk_words=chunk_words, dimensions=dimensions)
         documents, report = read_corpus(
-            corpus, reading, distinct=False, min_words=1, metadata=fields
+            corpus, reading, distinct=False, min_words=1, metadata=fields, for_search=True
         )
         print_report(report)
         check_repeated(document.id for document in documents)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,9 @@ from revela.files import atomic_write, check_free
 from revela.searching.ingest import BATCH, Batch, encode_rows
 from revela.searching.manifest import Info
 from revela.searching.rows import HIT_COLUMNS, About
+from revela.text.analyzer import detect
 from revela.text.parallel import batches
+from revela.text.spool import LazyTexts
 from revela.types import Document
 
 if TYPE_CHECKING:
@@ -30,6 +33,8 @@ def check_out(out: Path) -> None:
 
 def encode(out: Path, documents: Sequence[Document], info: Info, encoder: TextEncoder) -> int:
     """Write the chunks of documents and their vectors to a new file; returns how many there are."""
+    texts = LazyTexts(documents, lambda document: document.full_text)
+    info = replace(info, language=detect(texts))
 
     def tables() -> Iterator[Any]:
         with tqdm(total=len(documents), unit="document") as bar:
