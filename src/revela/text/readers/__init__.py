@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
@@ -197,15 +198,20 @@ def _cleaned(document: Document) -> Document:
     return replace(document, text=squeeze(without_data(document.text)))
 
 
-def _dated(path: Path, document: Document) -> Document:
-    """A document with the type of its file, and the date that it names, or else that of its file's
-    last change, in ISO 8601.
+def _dated(path: Path) -> Callable[[Document], Document]:
+    """Gives a document the type of its file, and the date that it names itself, or else that of its
+    file's last change, in ISO 8601.
     """
-    given = document.metadata
-    changed = date.fromtimestamp(path.stat().st_mtime).isoformat()
-    about = {"type": suffix(path).removeprefix("."), "date": changed}
-    named = {"date": day} if (day := iso_date(given.get("date"))) else {}
-    return replace(document, metadata={**about, **given, "date": changed, **named})
+    about = {"type": suffix(path).removeprefix("."), "date": ""}
+    with suppress(OSError, OverflowError, ValueError):  # a time that no calendar has
+        about["date"] = date.fromtimestamp(path.stat().st_mtime).isoformat()
+
+    def dated(document: Document) -> Document:
+        given = document.metadata
+        day = iso_date(given.get("date")) or about["date"]
+        return replace(document, metadata={**about, **given, "date": day})
+
+    return dated
 
 
 def read_file(file: File, fields: Fields, report: ReadReport) -> Iterator[Document]:
@@ -215,7 +221,7 @@ def read_file(file: File, fields: Fields, report: ReadReport) -> Iterator[Docume
     with check_unchanged(path):
         try:
             documents = map(_cleaned, reader(path, name, fields, report))
-            yield from map(partial(_dated, path), documents) if fields.for_search else documents
+            yield from map(_dated(path), documents) if fields.for_search else documents
         except UnsupportedFile as error:
             if file.given_by_name:
                 raise RevelaError(f"{path}: {error}") from error
