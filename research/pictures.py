@@ -47,7 +47,7 @@ def main() -> None:
     try:
         assert server.stdout is not None
         lines = (re.search(r"http://\S+/", line) for line in server.stdout)
-        url = next(found[0] for found in lines if found) + f"#q={quote(arguments.query)}"
+        url = next(found[0] for found in lines if found) + f"?q={quote(arguments.query)}"
         if not arguments.widths:
             take(url, arguments.out / "page.png", 820)
         for width in arguments.widths:
