@@ -20,6 +20,7 @@ from revela.searching.filters import Narrow, both, where_sql
 
 if TYPE_CHECKING:
     from revela.searching.index import Index
+    from revela.searching.results import SearchResults
     from revela.searching.word_search import Words
 
 NARROW = Narrow()
@@ -126,17 +127,16 @@ def search(
     else:
         is_found = False
         for name, answer in found:
-            is_found |= bool(answer["data"])
+            is_found |= bool(answer.data)
             if queries or as_json:
                 about = {"_id": name} if queries else {}
-                results = [asdict(result) for result in answer["data"]]
-                print_json({**about, **answer, "data": results}, indent=None if queries else 1)
+                print_json(about | asdict(answer), indent=None if queries else 1)
             else:
-                if answer["note"]:
-                    print(answer["note"])
-                if answer["data"]:
-                    print_answer(answer["answer"])
-                print_results(answer["data"], top)
+                if answer.note:
+                    print(answer.note)
+                if answer.data:
+                    print_answer(answer.answer)
+                print_results(answer.data, top)
     if not is_found:
         raise SystemExit(1)
 
@@ -161,13 +161,13 @@ def _split(
 
 
 def _write(
-    run: Path, found: Iterable[tuple[str, dict[str, Any]]], asked: Mapping[str, str], name: str
+    run: Path, found: Iterable[tuple[str, SearchResults]], asked: Mapping[str, str], name: str
 ) -> bool:
     """Write what queries find to a run file; returns whether anything was found."""
     from revela.evaluation.runs import check_ids, write_run
 
     check_ids(asked)
-    ranked = {query: {r.id: r.score for r in answer["data"]} for query, answer in found}
+    ranked = {query: {r.id: r.score for r in answer.data} for query, answer in found}
     write_run(run, ranked, name)
     print(f"{len(asked):,} queries; saved to {run}")
     return any(ranked.values())
@@ -175,9 +175,9 @@ def _write(
 
 def _found(
     indices: Sequence[Index], asked: Mapping[str, str], model: str, **options: Any
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The answer to each query by its name, in the form of the HTTP service, with ``Result``s."""
-    from revela.searching.results import ranked, results_of
+) -> Iterator[tuple[str, SearchResults]]:
+    """The answer to each query by its name."""
+    from revela.searching.results import SearchResults, ranked, results_of
 
     searches = zip(
         *(index.search_many(asked.values(), **options) for index in indices), strict=True
@@ -187,17 +187,18 @@ def _found(
         several = list(zip(indices, next(searches), strict=True))
         best = max((hits for _, hits in several), key=lambda hits: hits[0].score if hits else -inf)
         results = ranked(*(results_of(index, query, hits) for index, hits in several))
-        answer = {
-            "object": "list",
-            "query": query,
-            "model": model,
-            "mode": options["mode"],
-            "milliseconds": round(1000 * (time.perf_counter() - start), 1),
-            "answer": best.answer,
-            "data": results[: options["k"]],
-            "note": best.notice or None,
-        }
-        yield name, answer
+        yield (
+            name,
+            SearchResults(
+                query=query,
+                model=model,
+                mode=options["mode"],
+                milliseconds=round(1000 * (time.perf_counter() - start), 1),
+                answer=best.answer,
+                data=results[: options["k"]],
+                note=best.notice or None,
+            ),
+        )
 
 
 def _models(indices: Sequence[Index]) -> str:

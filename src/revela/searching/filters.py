@@ -115,7 +115,7 @@ def with_phrases(where: str, query: str) -> str:
 
 
 def both(first: str, second: str) -> str:
-    """A filter in SQL of two; "" is no filter. The second may end with a comment."""
+    """A filter in SQL of two; either may be empty. The second may end with a comment."""
     return f"{first} and ({second}\n)" if first and second else first or second
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from revela.searching.index_search import distinct
 from revela.searching.snippets import Snippet, heading_of
-from revela.types import Explanation, Hits
+from revela.types import Answer, Explanation, Hits
 
 if TYPE_CHECKING:
     from revela.searching.index import Index
@@ -72,6 +72,26 @@ class Result:
     """How often a first result that stands out as far is right, among questions of which the text
     answers half; as measured without labels."""
     explanation: Explanation | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchResults:
+    """Results of a search, best first."""
+
+    __pydantic_config__ = {"use_attribute_docstrings": True}  # noqa: RUF012  (read by pydantic)
+
+    object: Literal["list"] = "list"
+    query: str
+    model: str
+    mode: str
+    milliseconds: float
+    answer: Answer | None = None
+    """Whether the first result answers the query: sure, perhaps, unlikely (there is probably no
+    answer in these documents), or elsewhere (nor are they about that). Null: not known."""
+    data: list[Result]
+    note: str | None = None
+    """While the vectors of a folder are made: that it was searched by words, and how far they are;
+    and that no passage has a phrase."""
 
 
 def results_of(

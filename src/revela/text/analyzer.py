@@ -310,7 +310,7 @@ def detect(texts: Sequence[str]) -> str:
     letters = Counter[str]()
     sample = [texts[i][:LENGTH] for i in evenly_spaced(len(texts), SAMPLE)]
     for block, size in _joined([(text, len(text)) for text in sample], BLOCK):
-        scripts = Counter(WRITTEN_WITH.get(s, s) for s in map(script_of, block[:BLOCK]) if s)
+        scripts = _scripts(block)
         likely = dict(_identifier().rank(block))
         if scripts and next(iter(likely)) != NO_LANGUAGE:
             script, count = scripts.most_common(1)[0]
@@ -335,13 +335,17 @@ def language_of(text: str, languages: str) -> str:
     'fr'
     """
     block = text[:BLOCK]
-    scripts = Counter(WRITTEN_WITH.get(s, s) for s in map(script_of, block) if s)
-    if not scripts:
+    if not (scripts := _scripts(block)):
         return ""
     ((script, _),) = scripts.most_common(1)
     first = next(iter(_by_script(languages).get(script, ())), "")
     votes = _votes(script, [(1.0, dict(_identifier().rank(block)))], first)
     return max(votes, key=votes.__getitem__) or first
+
+
+def _scripts(text: str) -> Counter[str]:
+    """How many letters of each script the beginning of a text has."""
+    return Counter(WRITTEN_WITH.get(s, s) for s in map(script_of, text[:BLOCK]) if s)
 
 
 def _votes(

@@ -34,10 +34,10 @@ from revela.ranking.rerank_texts import by_tokens
 from revela.ranking.steps import QUERY_CHARACTERS, check_query
 from revela.searching.filters import OWN_COLUMNS
 from revela.searching.index import Index
-from revela.searching.results import Result, results_of
+from revela.searching.results import Result, SearchResults, results_of
 from revela.searching.server import Access, Limits, Site, schemas
 from revela.searching.server.concurrency import ConcurrencyLimit, in_thread, together
-from revela.searching.server.documents import file_of, read_document
+from revela.searching.server.documents import file_response, read_document
 from revela.searching.server.encoding import Encoding, ServedModel
 from revela.searching.server.errors import ERROR_HANDLERS, APIError, no_such_model
 from revela.searching.server.middleware import BodyLimit, Guard
@@ -155,15 +155,13 @@ class SearchService:
             message = "files are for the machine that this server runs on, without a token"
             raise APIError(403, message)
         with self.search_limit.acquire():
-            return await in_thread(self.search_threads, partial(file_of, self.index, name))
+            return await in_thread(self.search_threads, partial(file_response, self.index, name))
 
-    async def search_by_address(
-        self, asked: Annotated[SearchParameters, Query()]
-    ) -> schemas.SearchResults:
+    async def search_by_address(self, asked: Annotated[SearchParameters, Query()]) -> SearchResults:
         """Search, with a link that can be kept."""
         return await self.search(asked)
 
-    async def search(self, body: SearchRequest) -> schemas.SearchResults:
+    async def search(self, body: SearchRequest) -> SearchResults:
         """Search: the best documents, each with its best passage."""
         start = time.perf_counter()
         try:
@@ -171,7 +169,7 @@ class SearchService:
                 hits, found = await self._search(body)
         except QueryError as error:  # any other is the index's fault
             raise APIError(400, str(error), error.param or None) from error
-        return schemas.SearchResults(
+        return SearchResults(
             query=body.query,
             model=self.name,
             mode="lexical" if isinstance(self.index, Words) else body.mode,

@@ -76,7 +76,7 @@ def _note(index: Words | Index, name: str, file: Path | None) -> str | None:
     return "Its file has changed since: this is its text as it was indexed."
 
 
-def file_of(index: Words | Index, name: str) -> FileResponse:
+def file_response(index: Words | Index, name: str) -> FileResponse:
     """The file of a document that is indexed; text as plain text, a PDF to be shown, anything else
     to be saved.
 

@@ -20,9 +20,9 @@ from pydantic_core import PydanticKnownError
 
 from revela.ranking.steps import Rerank
 from revela.searching.filters import EXAMPLE, Narrow
-from revela.searching.results import Marked, Result
+from revela.searching.results import Marked
 from revela.searching.server.errors import APIError
-from revela.types import Answer, Role, is_unicode
+from revela.types import Role, is_unicode
 
 ONE_OR_MORE = {
     "anyOf": [
@@ -204,25 +204,6 @@ class DocumentText(AnswerModel):
     chunks: int = Field(description="How many passages it has.")
     passages: list[Passage]
     note: str | None = Field(description="Whether its file has changed since, or is gone.")
-
-
-class SearchResults(AnswerModel):
-    """Results of a search, best first."""
-
-    object: Literal["list"] = "list"
-    query: str
-    model: str
-    mode: str
-    milliseconds: float
-    answer: Answer | None = Field(
-        default=None,
-        description="Whether the first result answers the query: sure, perhaps, unlikely (there is "
-        "probably no answer in these documents), or elsewhere (nor are they about that). Null: not "
-        "known.",
-    )
-    data: list[Result]
-    note: str | None = None
-    "While the vectors of a folder are made: that it was searched by words, and how far they are."
 
 
 class RerankedDocument(AnswerModel):

@@ -169,7 +169,7 @@ class RetrieverModule(nn.Module):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """While open, there is no dropout."""
+        """While open, dropout is off."""
         training = self.training
         self.eval()
         try:
