@@ -103,7 +103,10 @@ def _named(result: Result) -> str:
     place = result.id
     if result.path:
         path = shown_path(Path(result.path))
+        file, _, row = result.id.rpartition(":")
+        is_row = bool(file) and row.isdigit() and path.endswith(file)
         place = path if path.endswith(result.id) else f"{result.id} in {path}"
+        place = f"{path}:{row}" if is_row else place
     if result.page is not None:
         place += f", page {result.page}"
     if result.line is not None:

@@ -88,7 +88,8 @@ def snippet(hit: Hit, terms: HighlightTerms, characters: int = CHARACTERS) -> Sn
     head = _head(hit, passage) if characters <= CHARACTERS else 0
     body = [line for line in text if line.number >= head and line.text.strip()]
     if head and body:
-        rest = _Shown(body, characters)
+        own = _headings(body)
+        rest = _Shown([line for line in body if line not in own], characters)
         found = terms.matches(rest.text)
         if {match.term for match in matches} == {match.term for match in found}:
             shown, matches = rest, found
