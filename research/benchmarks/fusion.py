@@ -215,8 +215,8 @@ def side_of(collection: Collection, kept: Kept, at_most: int) -> Side:
     texts = [collection.queries[i] for i in chosen]
     near_QK, _ = top_k(kept.queries[list(chosen)], kept.passages, DEPTH)
     rows_QK, scores_QK = collection.bm25.top_k(texts, DEPTH)
-    places = [terms.query_places(text) for text in texts]
-    maxima = [max_score(collection.bm25.idf([term for *_, term in own])) for own in places]
+    asked = (terms.of_query(text, likely=True) for text in texts)
+    maxima = [max_score(collection.bm25.idf(own)) for own in asked]
     number = {name: i for i, name in enumerate(collection.document_ids)}
     queries = []
     for q, i in enumerate(chosen):

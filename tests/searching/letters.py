@@ -115,7 +115,7 @@ def counts_of(state: State) -> dict[int, int]:
 
 def max_bm25(bm25: BM25, query: str) -> float:
     """The maximum BM25 score for a query."""
-    return max_score(bm25.idf([term for *_, term in bm25.terms.query_places(query)]))
+    return max_score(bm25.idf(bm25.terms.of_query(query, likely=True)))
 
 
 def oracle(

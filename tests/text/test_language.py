@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import unicodedata
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,14 @@ def test_a_query_is_stemmed_by_each_language_and_loses_the_stop_words_of_all():
     assert mixed.of_query("die maisons города") == ["die", "di", "maison", "город"]
     assert mixed.of_query("gardening") == ["garden", "gardening"]
     assert Analyzer("en").of_query("The gardening") == Analyzer("en")("The gardening") == ["garden"]
+
+
+def test_a_word_that_a_query_repeats_counts_once_and_a_whole_string_twice():
+    terms = Analyzer("en")
+    assert terms.of_query("a list of lists in a list, sorted") == ["list", "sort"]
+    assert Counter(terms.of_query("was 2024-05-06 before 2024-05-06?"))["2024-05-06"] == 2
+    mixed = Analyzer("en+fr")
+    assert mixed.of_query("gardens of the garden", likely=True) == ["garden"]
 
 
 TWO_WAYS = [

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela.errors import QueryError
-from revela.ranking.bm25 import BM25, Weight, max_score, term_weights
+from revela.ranking.bm25 import BM25, max_score, term_weights
 from revela.ranking.fusion import (
     DEPTH,
     Fusion,
@@ -153,10 +153,9 @@ def search(store: Store, query: str, vector: Vectors | None, options: SearchOpti
 
     # Candidates: cosines of rows, and BM25, which is a share of its maximum where they are fused.
     nearest, matching = store.candidates(query, vector, options)
-    cosines, words, idf, maximum = nearest, matching, list[Weight](), 0.0
-    if is_hybrid or vector is None or options.tokens is not None:
-        idf = term_weights(query, store.terms, store.idf)
-        maximum = max_score([weight for *_, weight in idf])
+    cosines, words, maximum = nearest, matching, 0.0
+    if is_hybrid or vector is None:
+        maximum = max_score(store.idf(store.terms.of_query(query, likely=True)))
     if vector is not None and is_hybrid and (is_fused or options.explain):
         if others := [row for row in matching if row not in nearest]:
             cosines = nearest | store.cosines(others, vector)
@@ -176,7 +175,8 @@ def search(store: Store, query: str, vector: Vectors | None, options: SearchOpti
         if not is_fused:
             scores, weight = similarities(scores, rule.chance), 1.0
         first = [*scores][:TOKENS_DEPTH]
-        matches = match_by_tokens(options.tokens, store.signs(first), idf).tolist()
+        weights = term_weights(query, store.terms, store.idf)
+        matches = match_by_tokens(options.tokens, store.signs(first), weights).tolist()
         tokens = similarities(dict(zip(first, matches, strict=True)), rule.tokens)
         scores = rerank_by_tokens(scores, tokens, weight)
 

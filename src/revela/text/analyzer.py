@@ -146,16 +146,21 @@ class Analyzer:
         """Begin, end and term of each of these."""
         return chain(_places(text, self._words_in(text)), wholes(text))
 
-    def of_query(self, text: str) -> list[str]:
-        """The terms of a query, in each language of its script."""
-        return [term for _, _, term in self.query_places(text, self._codes)]
+    def of_query(self, text: str, *, likely: bool = False) -> list[str]:
+        """The terms of a query, each once: a word that a question repeats is not more important. A
+        whole string says more than its parts, and counts twice.
+
+        Args:
+            likely: in the most likely language of each script; by default in each.
+        """
+        places = self.query_places(text, None if likely else self._codes)
+        terms = dict.fromkeys(term for *_, term in places)
+        return [*terms, *dict.fromkeys(term for *_, term in wholes(text))]
 
     def query_places(self, text: str, languages: Languages | None = None) -> Places:
-        """Begin, end and term of these, by default in the most likely language. A whole string says
-        more than its parts, and counts twice.
-        """
+        """Begin, end and term of each of these, by default in the most likely language."""
         words = self._words_by(languages or self._likely(text), self._likely(text, DOUBT))
-        return chain(_places(text, words), whole := wholes(text), whole)
+        return chain(_places(text, words), wholes(text))
 
     def required(self, query: str) -> set[str]:
         """The terms that a sure answer to a query has: its whole strings, and words with three
