@@ -104,9 +104,8 @@ def main() -> None:
         part = parts[name]
         place = arguments.out / name / "index"
         index = index_of(folder, part, arguments.model, place, arguments.tokens)
-        how = "late-interaction" if arguments.tokens else "hybrid"
         # Where the text has too few sentences, it is only said whether it is about other things.
-        *_, cut = index.calibration.scores.get(how, [None])
+        cut = index.calibration.confidence and index.calibration.confidence.cut
         found, right, without = first_hits(index, part)
         error = None
         if cut is not None:

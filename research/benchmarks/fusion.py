@@ -38,7 +38,6 @@ from revela.ranking.bm25 import K1, B, max_score
 from revela.ranking.calibration import Calibration
 from revela.ranking.exact import top_k
 from revela.ranking.fusion import DEPTH, RRF_K, WORDS, above_chance
-from revela.ranking.steps import confidence
 from revela.types import evenly_spaced
 
 MODELS = {
@@ -258,9 +257,9 @@ def print_scores(sides: Mapping[str, Side]) -> None:
     print_cells("mean", [*scores.mean(axis=0), "", ""], 4)
     print_cells("least, to the better side", [*over.min(axis=0), "", ""])
     print_cells(f"more than {HARM} below it", [*(over < -HARM).sum(axis=0), "", ""])
-    scored = [side for side in sides.values() if side.measured.scores]
+    scored = [side for side in sides.values() if side.measured.confidence]
     ways = {
-        "ours": (ours, lambda score, found: confidence(found.scores["hybrid"], score, 0.0)),
+        "ours": (ours, lambda score, found: found.confidence.of(score, 0.0)),
         "log-odds": (log_odds, lambda score, _: score),
     }
     for name, (fusion, probability) in ways.items():

@@ -10,11 +10,10 @@ import pytest
 
 from revela.errors import RevelaError
 from revela.ranking.bm25 import BM25
-from revela.ranking.calibration import PRIOR, Calibration, confidence_from
+from revela.ranking.calibration import OTHER, PRIOR, Calibration, Confidence
 from revela.ranking.fusion import FusionRule, chance_of, fuse_scores
 from revela.ranking.queries import sentence_queries
 from revela.ranking.sentence_test import FEW, QUERIES, SentenceTest
-from revela.ranking.steps import OTHER, confidence
 from revela.searching.index import Index
 from revela.text.words import count_words
 from revela.types import PERHAPS, SURE, Document, Hit, Hits
@@ -171,20 +170,19 @@ def test_the_order_of_the_passages_does_not_matter():
 
 def test_confidence_is_half_where_97_of_100_hits_score_less_if_nothing_answers():
     first = np.random.default_rng(0).normal(0.5, 0.1, 20_000)
-    half, slope, cut = confidence_from(np.array([first, np.full(20_000, 0.4)]).T)
+    sure = Confidence.from_wrong_hits(np.array([first, np.full(20_000, 0.4)]).T)
+    half, slope, cut = sure
     assert half == pytest.approx(0.3 + 0.1 * 1.8808, abs=0.005)
     assert slope == pytest.approx(10, rel=0.02)
     assert cut == pytest.approx(half + 0.2)
-    measured = half, slope, cut
-    assert confidence(measured, half, 0) == 0.5
-    assert confidence(measured, half + 0.1, 0.2) == 0.5
-    assert confidence(measured, half + 0.1, 0) == pytest.approx(1 / (1 + np.exp(-1)), abs=0.01)
-    assert confidence(measured, -1e9, 0) == pytest.approx(0)
+    assert sure.of(half, 0) == sure.of(half + 0.1, 0.2) == 0.5
+    assert sure.of(half + 0.1, 0) == pytest.approx(1 / (1 + np.exp(-1)), abs=0.01)
+    assert sure.of(-1e9, 0) == pytest.approx(0)
 
 
 def test_what_has_nothing_of_a_question_does_not_answer_it_though_nothing_was_measured(tmp_path):
     index = build(tmp_path / "index", ["aaaa bbbb", "aabb abab", "bbaa abba"])
-    assert not index.calibration.scores
+    assert index.calibration.confidence is None
     nothing, known = index.search("zzzz xxxx"), index.search("aaaa bbbb")
     assert nothing[0].score == 0 and nothing.answer == "elsewhere"
     assert known[0].score > 0 and known.answer is None
@@ -197,7 +195,7 @@ def test_what_many_documents_match_as_well_is_less_sure(tmp_path):
     """
     texts = passages(80)
     index = build(tmp_path / "index", texts)
-    half, slope, _ = index.calibration.scores["hybrid"]
+    half, slope, _ = index.calibration.confidence
 
     def sure(hit, other):
         return 1 / (1 + np.exp(-slope * (hit.score - OTHER * other.score - half)))
@@ -229,9 +227,8 @@ def test_what_is_said_of_an_answer_follows_the_first_confidence():
 def test_an_index_is_cut_at_a_score_and_says_what_gave_it(tmp_path):
     texts = passages(80)
     index = build(tmp_path / "index", texts, keep_tokens=True)
-    known = index.calibration.scores
-    assert set(known) == {"hybrid", "late-interaction"}
-    assert f"score below {known['hybrid'][2]:.2f} (hybrid)" in index.calibration.describe()
+    cut = index.calibration.confidence.cut
+    assert index.calibration.describe().endswith(f"97 of 100 first hits score below {cut:.2f}")
     query = " ".join(texts[7].split()[:6])
     for rerank in (None, "late-interaction"):
         hits = index.search(query, rerank=rerank, explain=True)
@@ -331,7 +328,9 @@ def test_the_score_to_cut_at_is_of_what_does_not_answer():
             best.setdefault(names[row], score)
         firsts.append([*best.values()][:2])
     assert len(firsts) > 100
-    assert measured.scores["hybrid"] == pytest.approx(confidence_from(np.array(firsts)), rel=1e-3)
+    assert measured.confidence == pytest.approx(
+        Confidence.from_wrong_hits(np.array(firsts)), rel=1e-3
+    )
 
 
 def test_docstrings_are_the_queries_of_code():
@@ -400,7 +399,7 @@ def test_the_same_text_in_another_form_is_no_wrong_hit():
     pairs = zip(texts[::2], texts[1::2], strict=True)
     other = [", ".join(pair).replace(". ", ", ") for pair in pairs]
     both = (measure(given, queries=60, scored=True) for given in (texts, [*texts, *other]))
-    alone, with_other = (measured.scores["hybrid"][0] for measured in both)
+    alone, with_other = (measured.confidence.half for measured in both)
     assert with_other < 1.2 * alone
 
 
@@ -415,7 +414,7 @@ def test_an_embedder_that_knows_nothing_is_not_trusted_with_records():
     assert blind.rule.squared_ratio > 2 * seeing.rule.squared_ratio
     assert seeing.vectors > blind.vectors + 20
     scored = measure(records, Blind(), scored=True)
-    assert scored.scores == {}, "halves of records say nothing of the scores of questions"
+    assert scored.confidence is None, "halves of records say nothing of the scores of questions"
 
 
 def test_a_department_is_found_among_records_by_its_name(tmp_path):

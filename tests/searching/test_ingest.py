@@ -7,8 +7,10 @@ import re
 
 import pytest
 from letters import Letters, begun, build, extend, rows_of
+from tqdm import tqdm
 
 from revela.errors import RevelaError
+from revela.searching import changes, ingest
 from revela.searching.ingest import check_repeated
 from revela.searching.locations import file_of
 from revela.searching.rows import metadata_columns
@@ -160,3 +162,19 @@ def test_headings_are_titles_of_rows_and_no_part_of_their_texts(tmp_path):
     (hit,) = index.search("def efgh", 1)
     assert hit.title in ("hhh > abc > def", "hhh > abc") and not hit.text.startswith(("hhh", ">"))
     assert extend(index, docs).unchanged == 1
+
+
+def test_before_a_long_run_it_says_how_long_the_rest_takes(tmp_path, monkeypatch, caplog):
+    class Slow(tqdm):
+        @property
+        def format_dict(self):
+            return super().format_dict | {"elapsed": 90.0}
+
+    monkeypatch.setattr(changes, "tqdm", Slow)
+    monkeypatch.setattr(ingest, "BATCH", 100)
+    docs = [Document(f"d{i}", "abba bab. " * 10) for i in range(4)]
+    caplog.set_level("INFO", "revela")
+    with begun(tmp_path / "index").changes() as made:
+        made.put(docs, progress=True)
+    said = [r.getMessage() for r in caplog.records if "takes" in r.getMessage()]
+    assert said == ["encoding takes about 4.5 minutes more"], "one of four parts took 1.5 minutes"

@@ -196,9 +196,8 @@ class TextEncoder(ABC):
         def read(texts: Sequence[str]) -> Features:
             return self.tokenize(self._readable(texts), role)
 
-        shown = tqdm(
-            total=len(texts), unit="text", disable=not progress, delay=SHOWN_AFTER, leave=False
-        )
+        what, total = f"encoding {'queries' if role == 'query' else 'passages'}", len(texts)
+        shown = tqdm(None, what, total, False, unit="text", disable=not progress, delay=SHOWN_AFTER)
         with shown:
             for rows, features in batches_by_length(
                 texts, read, self.batch_tokens, self.limit, self.read_ahead

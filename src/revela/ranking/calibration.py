@@ -4,19 +4,58 @@ sure its hits are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from revela.ranking.fusion import FusionRule
-from revela.ranking.steps import margin
 
-MEASURED = 4  # version of how calibration is measured
+MEASURED = 5  # version of how calibration is measured
 PRIOR = 5  # queries added to both sides' counts, so that few queries say little
 WRONG_QUANTILE = 0.97  # of hits where nothing answers
+OTHER = 0.5  # how much of the best other document's score counts against a hit
+
+
+class Confidence(NamedTuple):
+    """Gives the probability that a first hit is right, if the text answers half of all questions.
+
+    Hits for questions without an answer rarely stand out more than ``half``; hits for questions
+    with one mostly do (docs/results.md). Re-ranking by tokens does not change these numbers.
+
+    Attributes:
+        half: the quantile of the margins of hits where nothing answers.
+        slope: 1 / standard deviation of these margins.
+        cut: the quantile of these hits' scores.
+    """
+
+    half: float
+    slope: float
+    cut: float
+
+    @classmethod
+    def from_wrong_hits(cls, wrong_Q2: NDArray[np.float64]) -> Confidence:
+        """Measure it on queries that nothing answers: the scores of the first hit and of the best
+        other document for each.
+        """
+        margins_Q = np.array([margin(*pair) for pair in wrong_Q2])
+        half, cut = (float(np.quantile(of, WRONG_QUANTILE)) for of in (margins_Q, wrong_Q2[:, 0]))
+        return cls(half, float(1 / max(margins_Q.std(), 1e-3)), cut)
+
+    def of(self, score: float, other: float) -> float:
+        """The probability for a hit's score and the best score of another document."""
+        distance = self.slope * (margin(score, other) - self.half)
+        return 1 / (1 + math.exp(-max(-700.0, distance)))
+
+
+def margin(score: float, other: float) -> float:
+    """How far a hit stands out from the best other document. For a question without an answer, many
+    passages score alike.
+    """
+    return score - OTHER * other
 
 
 @dataclass(frozen=True)
@@ -37,11 +76,8 @@ class Calibration:
     chance: float = 0.0  # mean cosine of a query and a passage that does not answer it
     tokens: float = 0.0  # the same of token vectors, where they can be had
     version: int = MEASURED
-    scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """(half, slope, cut) by search: "hybrid", and re-ranked by "late-interaction". ``cut`` is the
-    score below which most first hits lie where nothing answers; the others are those of
-    ``confidence`` (steps.py). None are measured where the text has few sentences, as in code.
-    """
+    confidence: Confidence | None = None
+    """Of hits of hybrid search by score; None where the text has few sentences, as in code."""
 
     def is_outdated(self, passages: int) -> bool:
         """Whether to measure again, as the text has doubled or the method has changed."""
@@ -73,24 +109,11 @@ class Calibration:
             f"{100 * self.vectors / self.queries:.0f}"
         )
         if self.ratio <= 4:
-            below = ", ".join(f"{cut:.2f} ({how})" for how, (_, _, cut) in self.scores.items())
+            if self.confidence is None:
+                return f"{text}; the text has too few sentences to say how sure a hit is"
             said = "where nothing answers, 97 of 100 first hits score below"
-            few = "how sure a hit is cannot be told, as the text has too few sentences"
-            return f"{text}; {said} {below}" if below else f"{text}; {few}"
+            return f"{text}; {said} {self.confidence.cut:.2f}"
         return (
             f"{text}: this embedder does not know this text, and searches go by words; give "
             "another --model, or train one (docs/languages.md)"
         )
-
-
-def confidence_from(wrong_Q2: NDArray[np.float64]) -> tuple[float, float, float]:
-    """(half, slope, cut) of ``Calibration.scores``.
-
-    ``wrong_Q2`` has the scores of the first hit and of the best other document for each query that
-    nothing answers. half is a quantile of how far they are their ``margin``, slope is 1 / standard
-    deviation of that, cut is the quantile of the first scores. Hits for questions without an answer
-    rarely stand out more; hits for questions with one mostly do (docs/results.md).
-    """
-    margins_Q = np.array([margin(*pair) for pair in wrong_Q2])
-    half, cut = (float(np.quantile(of, WRONG_QUANTILE)) for of in (margins_Q, wrong_Q2[:, 0]))
-    return half, float(1 / max(margins_Q.std(), 1e-3)), cut

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from revela.encoders.base import TextEncoder
 from revela.ranking.bm25 import BM25, term_weights
-from revela.ranking.calibration import Calibration, confidence_from
+from revela.ranking.calibration import Calibration, Confidence
 from revela.ranking.exact import rankings_of, top_k
 from revela.ranking.fusion import DEPTH, Owner, Scores, as_chance, best_chunks, by_length, chance_of
 from revela.ranking.late_interaction import encode_packed, match_by_tokens
 from revela.ranking.queries import part_queries, sentence_queries
-from revela.ranking.steps import ALIKE, MemoryStore, SearchOptions, runner_up
+from revela.ranking.steps import ALIKE, MemoryStore, runner_up
 from revela.text.analyzer import Analyzer, detect
-from revela.types import QueryTokens, Vectors, evenly_spaced, shortened
+from revela.types import Vectors, evenly_spaced, shortened
 
 QUERIES, FEW = 400, 100  # maximum; of sentences, if there are fewer, parts of passages are added
 FEW_TOKENS = 50  # queries and passages that the chance of token vectors is measured on
@@ -105,6 +105,7 @@ class SentenceTest:
         by_tokens: bool = False,
         scored: bool = False,
         packed: Sequence[bytes] = (),
+        progress: bool = False,
     ) -> Calibration:
         """Measure the unit vectors (N, D) of the passages; the encoder's may be wider.
 
@@ -112,28 +113,20 @@ class SentenceTest:
             by_tokens: also measure token vectors.
             scored: also measure the confidence by score, if there are enough sentences (halves of
                 passages score higher than questions do).
-            packed: signs of the passages' tokens, to measure the confidence after re-ranking, too.
+            packed: signs of the passages' tokens, if they are known already.
+            progress: show bars.
         """
         fitted = encoder.words_to_vectors
         least = fitted if fitted > 1 else self._least
         measured = Calibration(passages=self._size, least=least)
         if not self._queries:
             return replace(measured, chance=chance_of(vectors_ND))
-        vectors_ND, signs, tokens = vectors_ND.copy(), list(packed), list[QueryTokens]()
-        width, changed = vectors_ND.shape[1], self._places[: len(self._rests)]
-        if packed:
-            tokens = encoder.query_tokens(self._queries)
-            queries_QD = np.array([query.vector for query in tokens])
-            if self._rests:
-                rests_RD, rests = encode_packed(encoder, self._rests)
-                vectors_ND[changed] = shortened(rests_RD, width)
-                for place, rest in zip(changed, rests, strict=True):
-                    signs[place] = rest
-        else:
-            queries_QD = encoder.encode_queries(self._queries)
-            if self._rests:
-                vectors_ND[changed] = shortened(encoder.encode_passages(self._rests), width)
-        queries_QD = shortened(queries_QD, width)
+        vectors_ND, width = vectors_ND.copy(), vectors_ND.shape[1]
+        queries_QD = shortened(encoder.encode_queries(self._queries, progress), width)
+        if self._rests:
+            changed = self._places[: len(self._rests)]
+            rests_RD = encoder.encode_passages(self._rests, progress)
+            vectors_ND[changed] = shortened(rests_RD, width)
         nearest = top_k(queries_QD, vectors_ND, DEPTH)
         first_Q1 = nearest[0][:, :1]
         right = int(np.take_along_axis(self._right_QN, first_Q1, axis=1).sum())
@@ -146,20 +139,15 @@ class SentenceTest:
             chance=as_chance(float(wrong_cosines.mean(dtype=np.float64))),
         )
         if by_tokens and not encoder.lacks_tokens:
-            measured = replace(measured, tokens=self._chance_of_tokens(encoder, tokens, signs))
+            measured = replace(measured, tokens=self._chance_of_tokens(encoder, packed))
         if not scored:
             return measured
-        store = MemoryStore(self._bm25, vectors_ND, measured.rule, signs)
-        asked = self._queries, queries_QD, *self._unanswered(nearest)
-        wrong = {"hybrid": store.rankings(*asked)}
-        if tokens:
-            by_tokens_too = SearchOptions(rerank="late-interaction")
-            wrong["late-interaction"] = store.rankings(*asked, by_tokens_too, tokens)
-        firsts = {how: [self._first_two(f) for f in found if f] for how, found in wrong.items()}
-        scores = {
-            how: confidence_from(np.array(f)) for how, f in firsts.items() if len(f) >= MIN_WRONG
-        }
-        return replace(measured, scores=scores)
+        store = MemoryStore(self._bm25, vectors_ND, measured.rule)
+        found = store.rankings(self._queries, queries_QD, *self._unanswered(nearest))
+        wrong = [self._first_two(scores) for scores in found if scores]
+        if len(wrong) < MIN_WRONG:
+            return measured
+        return replace(measured, confidence=Confidence.from_wrong_hits(np.array(wrong)))
 
     def _first_two(self, found: Scores) -> tuple[float, float]:
         """The scores of the first document and of the best other one."""
@@ -167,16 +155,14 @@ class SentenceTest:
         scores = by_length(best_chunks(found, owner_of), owner_of)
         return next(iter(scores.values())), runner_up(scores, self._terms.__getitem__)
 
-    def _chance_of_tokens(
-        self, encoder: TextEncoder, tokens: Sequence[QueryTokens], signs: Sequence[bytes]
-    ) -> float:
+    def _chance_of_tokens(self, encoder: TextEncoder, signs: Sequence[bytes]) -> float:
         """The mean m (late_interaction.py) of a few queries and passages that are not related."""
         rows, queries = evenly_spaced(len(self._texts), FEW_TOKENS), self._queries[:FEW_TOKENS]
         if signs:
             some = [signs[row] for row in rows]
         else:
             _, some = encode_packed(encoder, [self._texts[row] for row in rows])
-        read = tokens[:FEW_TOKENS] or encoder.query_tokens(queries)
+        read = encoder.query_tokens(queries)
         terms, idf = self._bm25.terms, self._bm25.idf
         weights = [term_weights(query, terms, idf) for query in queries]
         found = [match_by_tokens(q, some, own) for q, own in zip(read, weights, strict=True)]

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from revela.errors import QueryError
 from revela.ranking.bm25 import BM25, max_score, term_weights
+from revela.ranking.calibration import Confidence
 from revela.ranking.fusion import (
     DEPTH,
     Fusion,
@@ -41,7 +42,6 @@ QUERY_CHARACTERS = 10_000  # maximum length of a query
 ALIKE = 0.8  # minimum Jaccard similarity of the terms of two passages that are one
 COPIES = 10  # results that may be copies of the first, itself included
 FAR = 0.15  # fused scores of questions about other things are below (docs/results.md)
-OTHER = 0.5  # how much of the best other document's score counts against a hit
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,9 @@ class SearchOptions:
             )
 
     @property
-    def calibrated_as(self) -> str:
-        """The key of this kind of search in ``Calibration.scores``; "" if it has none."""
-        if self.mode != "hybrid" or self.fusion == "rank" or self.weight is not None:
-            return ""
-        return "hybrid" if self.rerank == "none" else "late-interaction"
+    def is_calibrated(self) -> bool:
+        """Whether ``Calibration.confidence`` is about hits of such a search."""
+        return self.mode == "hybrid" and self.fusion == "score" and self.weight is None
 
     @property
     def depth(self) -> int:
@@ -102,14 +100,14 @@ class Store(Protocol):
 
     Attributes:
         rule: of the fusion (``Calibration.rule``).
-        measured: what gives the confidence in hits (``Calibration.scores``).
+        confidence: in hits (``Calibration.confidence``).
         terms: the analyzer of queries.
     """
 
     @property
     def rule(self) -> FusionRule: ...
     @property
-    def measured(self) -> Mapping[str, Sequence[float]]: ...
+    def confidence(self) -> Confidence | None: ...
     @property
     def terms(self) -> Analyzer: ...
     def candidates(
@@ -191,7 +189,7 @@ def search(store: Store, query: str, vector: Vectors | None, options: SearchOpti
     # Confidence in the hits that are returned: how far they stand out from others.
     least = -math.inf if options.min_score is None else options.min_score
     shown = dict(islice(((row, s) for row, s in scores.items() if s >= least), options.k))
-    confidences = _confidences(store, query, scores, shown, options.calibrated_as)
+    confidences = _confidences(store, query, scores, shown, options)
 
     explanations = dict[int, Explanation]()
     if options.explain:
@@ -204,14 +202,14 @@ def search(store: Store, query: str, vector: Vectors | None, options: SearchOpti
 
 
 def _confidences(
-    store: Store, query: str, scores: Scores, shown: Scores, kind: str
+    store: Store, query: str, scores: Scores, shown: Scores, options: SearchOptions
 ) -> dict[int, float | None]:
     """The confidence in each row that is shown. None is left if the text is about other things:
     nothing scores ``FAR``. What lacks a string of the query, such as a date, is not sure.
     """
-    if kind and max(scores.values(), default=0.0) < FAR:
+    if options.is_calibrated and max(scores.values(), default=0.0) < FAR:
         return dict.fromkeys(shown, 0.0)
-    if kind not in store.measured:
+    if not options.is_calibrated or (confidence := store.confidence) is None:
         return dict.fromkeys(shown)
     first = dict(islice(scores.items(), COPIES))
     passages = store.passages([*(shown | first)])
@@ -220,30 +218,11 @@ def _confidences(
     found = dict[int, float | None]()
     for row, score in shown.items():
         other = second if score > second else greatest
-        value = 0.0 if score <= 0 else confidence(store.measured[kind], score, other)
+        value = 0.0 if score <= 0 else confidence.of(score, other)
         if value and required and not required <= {*store.terms(passages[row][1])}:
             value = min(value, SURE)
         found[row] = value
     return found
-
-
-def confidence(measured: Sequence[float], score: float, other: float) -> float:
-    """Probability that a first hit is right, if the text answers half of all questions.
-
-    Args:
-        measured: (half, slope, cut) of ``Calibration.scores``.
-        score: the hit's score.
-        other: the best score of another document.
-    """
-    half, slope, _ = measured
-    return 1 / (1 + math.exp(-max(-700.0, slope * (margin(score, other) - half))))
-
-
-def margin(score: float, other: float) -> float:
-    """How far a hit stands out from the best other document. For a question without an answer, many
-    passages score alike.
-    """
-    return score - OTHER * other
 
 
 def are_alike(first: Collection[str], second: Collection[str]) -> bool:
@@ -283,7 +262,7 @@ class MemoryStore:
     ids: Sequence[str] = ()
     nearest: Scores = field(default_factory=dict)
     matching: Scores = field(default_factory=dict)
-    measured: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    confidence: Confidence | None = None
 
     def rankings(
         self,

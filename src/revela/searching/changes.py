@@ -24,6 +24,7 @@ from revela.searching.ingest import Batch, Counts, batches_of, check_repeated, e
 from revela.searching.manifest import Info
 from revela.searching.state import FileState, State
 from revela.searching.table import Table
+from revela.terminal import duration
 from revela.text.analyzer import detect
 from revela.text.spool import ArrowList, LazyTexts, arrow_list
 from revela.text.words import count_words
@@ -143,6 +144,10 @@ class Changes:
                 read = sum(count_words(document.text) for document in some) if is_counted else 0
                 done += read
                 if batch.rows:
+                    if progress and not bar.n:
+                        minutes = bar.format_dict["elapsed"] * (total - done) / read / 60
+                        if minutes > 1:
+                            log.info(f"encoding takes about {duration(minutes)} more")
                     bar.update(read)
                 elif bar.total:  # was there before, and says nothing about the pace
                     bar.total -= read
@@ -253,5 +258,5 @@ def calibrate(table: Table, encoder: TextEncoder) -> Calibration:
     test = SentenceTest(
         passages, table.info.language or "en", titles=titles, documents=documents, lengths=lengths
     )
-    packed = rows["tokens"].to_pylist() if tokens else []
-    return test(encoder, table.vectors_in(rows), by_tokens=True, scored=True, packed=packed)
+    packed, vectors = rows["tokens"].to_pylist() if tokens else [], table.vectors_in(rows)
+    return test(encoder, vectors, by_tokens=True, scored=True, packed=packed, progress=True)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela.encoders.base import TextEncoder
+from revela.ranking.calibration import Confidence
 from revela.ranking.fusion import FusionRule, Owner, Scores, best_first
 from revela.ranking.late_interaction import encode_packed
 from revela.ranking.steps import SearchOptions, search
@@ -42,8 +43,8 @@ class IndexStore:
         return self.table.info.calibration.rule
 
     @property
-    def measured(self) -> Mapping[str, Sequence[float]]:
-        return self.table.info.calibration.scores
+    def confidence(self) -> Confidence | None:
+        return self.table.info.calibration.confidence
 
     @property
     def terms(self) -> Analyzer:

@@ -14,7 +14,7 @@ from revela.encoders.base import TextEncoder
 from revela.encoders.cpu import has_bf16, has_gpu
 from revela.encoders.model_files import fingerprint
 from revela.encoders.prompts import OWN, Given, Prompts, prompts_of
-from revela.ranking.calibration import Calibration
+from revela.ranking.calibration import Calibration, Confidence
 from revela.text.analyzer import CORPUS_WORDS, Analyzer
 from revela.text.chunk import PASSAGE_WORDS
 from revela.types import Precision
@@ -83,7 +83,8 @@ class Info:
     def from_json(cls, text: str) -> Info:
         content = json.loads(text)
         measured = content["calibration"]
-        measured["scores"] = {how: tuple(found) for how, found in measured["scores"].items()}
+        if measured["confidence"]:
+            measured["confidence"] = Confidence(*measured["confidence"])
         content["calibration"] = Calibration(**measured)
         content["settings"] = Indexing(**content["settings"])
         content["prompts"] = Prompts(*content["prompts"])

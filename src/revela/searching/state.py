@@ -27,7 +27,7 @@ from revela.searching.manifest import Info
 from revela.types import hash64
 
 STATE = "state.sqlite"
-FORMAT = 11
+FORMAT = 12
 COMMIT = 100  # chunks that a commit counts as, at least: each of its files takes .3 ms of a search
 # A document without a path is in no file any more, and will be deleted.
 TABLES = f"""
