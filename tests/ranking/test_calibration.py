@@ -272,18 +272,26 @@ def titled(count: int, size: int, seed: int = 0) -> list[Document]:
 
 def by_a_loop(test, texts, names):
     """Of each query: its place, which rows are of its document, and the scores of all rows by
-    vectors and by words, without what the query was taken from.
+    vectors and by words, without what the query was taken from; none by vectors if they do not find
+    its document with that either.
     """
-    places = test._places.tolist()
-    rests = dict(zip(places, test._rests, strict=True))
-    left = [rests.get(i, text) for i, text in enumerate(texts)]
-    vectors, bm25 = LETTERS.encode_passages(left), BM25(left, "none")
-    for place, query in zip(places, test._queries, strict=True):
+    places, rests, whole = test._places.tolist(), test._rests, LETTERS.encode_passages(texts)
+    rights = [np.array([name == names[place] for name in names]) for place in places]
+    encoded = LETTERS.encode_queries(test._queries)
+    found = [right[np.argmax(whole @ q)] for right, q in zip(rights, encoded, strict=True)]
+    vectors = whole.copy()
+    for place, rest, is_found in zip(places, rests, found, strict=True):
+        if is_found:
+            (vectors[place],) = LETTERS.encode_passages([rest])
+    without = dict(zip(places, rests, strict=True))
+    left = [without.get(i, text) for i, text in enumerate(texts)]
+    bm25 = BM25(left, "none")
+    each = zip(places, rights, test._queries, encoded, found, strict=True)
+    for place, right, query, vector, is_found in each:
         (indices,), (values,) = bm25.top_k([query], len(left))
         words = np.zeros(len(left))
         words[indices] = values / max_bm25(bm25, query)
-        right = np.array([name == names[place] for name in names])
-        yield place, right, vectors @ LETTERS.encode_queries([query])[0], words
+        yield place, right, is_found, vectors @ vector, words
 
 
 def test_a_hit_of_the_same_document_is_right_and_no_query_is_of_a_title(tmp_path):
@@ -297,8 +305,8 @@ def test_a_hit_of_the_same_document_is_right_and_no_query_is_of_a_title(tmp_path
     for place, query, rest in zip(test._places, test._queries, test._rests, strict=True):
         assert titles[place] in rest and not {*query.lower().split()} & {"about"}
     by_words = by_vectors = by_row = 0
-    for place, right, cosines, scores in by_a_loop(test, passages, names):
-        by_vectors += bool(right[int(np.argmax(cosines))])
+    for place, right, is_found, cosines, scores in by_a_loop(test, passages, names):
+        by_vectors += bool(is_found and right[int(np.argmax(cosines))])
         by_words += bool(scores[right].max() > scores[~right].max())
         by_row += bool(scores[place] > np.delete(scores, place).max())
     found = index.calibration
@@ -319,7 +327,7 @@ def test_the_score_to_cut_at_is_of_what_does_not_answer():
     test = SentenceTest(passages, "none", **about)
     measured = measure(passages, scored=True, **about)
     firsts = []
-    for _, right, cosines, words in by_a_loop(test, passages, names):
+    for _, right, _, cosines, words in by_a_loop(test, passages, names):
         others = np.flatnonzero(~right).tolist()
         shares = {row: float(words[row]) for row in others if words[row]}
         fused = fuse_scores({row: float(cosines[row]) for row in others}, shares, measured.rule)
@@ -336,15 +344,18 @@ def test_the_score_to_cut_at_is_of_what_does_not_answer():
 def test_docstrings_are_the_queries_of_code():
     """A function is asked for by its docstring, which it loses; words may then count less."""
     texts = passages(60)
-    body = "    total = 1\r\n    return total"
-    code = [f'def f{i}(a):\r\n    """{text}"""\r\n{body}' for i, text in enumerate(texts)]
+    bodies = [f"    {text.lower().replace('.', '').replace(' ', '')} = a" for text in texts]
+    code = [
+        f'def f{i}(a):\r\n    """{text}"""\r\n{body}'
+        for i, (text, body) in enumerate(zip(texts, bodies, strict=True))
+    ]
     code[7] = "\n".join(f"    {line}" for line in code[7].splitlines())  # a method
     titled = [f"module.py > f{i} {text}" for i, text in enumerate(code)]
     titles = [f"module.py > f{i}" for i in range(60)]
     drawn, docstrings = sentence_queries(titled, 60, titles)
     assert len(drawn) == docstrings == 60
-    assert drawn[3] == (" ".join(texts[3].split()), f"module.py > f3 def f3(a):\r\n{body}")
-    assert drawn[7][1].split() == f"module.py > f7 def f7(a): {body}".split()
+    assert drawn[3] == (" ".join(texts[3].split()), f"module.py > f3 def f3(a):\r\n{bodies[3]}")
+    assert drawn[7][1].split() == f"module.py > f7 def f7(a): {bodies[7]}".split()
     assert sentence_queries(texts, 60)[1] == 0
 
     found = measure(titled, titles=titles)
@@ -365,13 +376,11 @@ def test_the_chance_is_the_mean_cosine_of_queries_and_what_does_not_answer_them(
     texts = passages(60)
     test, vectors = SentenceTest(texts, "none"), Asked().encode_passages(texts)
     found = test(Asked(), vectors)
-    left = vectors.copy()
-    left[test._places] = Asked().encode_passages(test._rests)
-    cosines = [
-        Asked().encode_queries([query])[0] @ left[row]
-        for query, right in zip(test._queries, test._right_QN, strict=True)
-        for row in np.flatnonzero(~right)
-    ]
+    queries = Asked().encode_queries(test._queries)
+    found_Q = test._right_QN[np.arange(len(queries)), (queries @ vectors.T).argmax(axis=1)]
+    left, rests = vectors.copy(), Asked().encode_passages(test._rests)
+    left[test._places[found_Q]] = rests[found_Q]
+    cosines = (queries @ left.T)[~test._right_QN]
     assert found.chance == pytest.approx(np.mean(cosines), abs=1e-5)
     assert found.chance < chance_of(vectors) - 0.1
 

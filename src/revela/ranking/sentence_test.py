@@ -123,19 +123,20 @@ class SentenceTest:
             return replace(measured, chance=chance_of(vectors_ND))
         vectors_ND, width = vectors_ND.copy(), vectors_ND.shape[1]
         queries_QD = shortened(encoder.encode_queries(self._queries, progress), width)
-        if self._rests:
-            changed = self._places[: len(self._rests)]
-            rests_RD = encoder.encode_passages(self._rests, progress)
-            vectors_ND[changed] = shortened(rests_RD, width)
+        # What does not find its passage as it is will not find it without the sentence.
+        found_Q = self._are_found(top_k(queries_QD, vectors_ND, 1)[0])
+        removed = np.flatnonzero(found_Q[: len(self._rests)])
+        if len(removed):
+            rests_RD = encoder.encode_passages([self._rests[i] for i in removed], progress)
+            vectors_ND[self._places[removed]] = shortened(rests_RD, width)
         nearest = top_k(queries_QD, vectors_ND, DEPTH)
-        first_Q1 = nearest[0][:, :1]
-        right = int(np.take_along_axis(self._right_QN, first_Q1, axis=1).sum())
+        found_Q &= self._are_found(nearest[0])
         wrong_cosines = (queries_QD @ vectors_ND.T)[~self._right_QN]
         measured = replace(
             measured,
             queries=len(self._queries),
             words=self._words,
-            vectors=right,
+            vectors=int(found_Q.sum()),
             chance=as_chance(float(wrong_cosines.mean(dtype=np.float64))),
         )
         if by_tokens and not encoder.lacks_tokens:
@@ -148,6 +149,10 @@ class SentenceTest:
         if len(wrong) < MIN_WRONG:
             return measured
         return replace(measured, confidence=Confidence.from_wrong_hits(np.array(wrong)))
+
+    def _are_found(self, rows_QK: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """(Q,): whether the first row of each query is right."""
+        return np.take_along_axis(self._right_QN, rows_QK[:, :1], axis=1)[:, 0]
 
     def _first_two(self, found: Scores) -> tuple[float, float]:
         """The scores of the first document and of the best other one."""
