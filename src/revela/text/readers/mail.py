@@ -14,13 +14,8 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from revela.errors import first_line
-from revela.text.readers.common import (
-    DamagedFile,
-    ReadReport,
-    open_text,
-    read_bytes,
-    without_surrogates,
-)
+from revela.text.readers import common
+from revela.text.readers.common import DamagedFile, ReadReport
 from revela.text.readers.encodings import decode
 from revela.text.readers.html import extract_fragment
 from revela.text.readers.rows import Fields
@@ -32,7 +27,7 @@ NAMED = ("From", "To", "Cc", "Date")
 
 def read_eml(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """Read a file with one message."""
-    raw = read_bytes(path).removeprefix(BOM_UTF8)
+    raw = common.read_bytes(path).removeprefix(BOM_UTF8)
     is_wide = raw.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
     raw = raw.decode("utf-16", "replace").encode() if is_wide else raw
     yield from _document(raw, name, report)
@@ -41,7 +36,7 @@ def read_eml(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
 def read_mbox(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """Read a file of messages, each after a line that begins with "From "."""
     number, message = 0, list[bytes]()
-    with open_text(path) as handle:
+    with common.open_text(path) as handle:
         is_blank = True
         for line in (line.encode("utf-8", "surrogateescape") for line in handle):
             if is_blank and line.startswith(b"From "):
@@ -69,7 +64,9 @@ def _document(raw: bytes, name: str, report: ReadReport) -> Iterator[Document]:
         text = f"{_headers(message, NAMED)}\n\n{text}"
         metadata = {"date": sent} if (sent := _date(message)) else {}
         subject = _header(message, "Subject")
-        document = Document(name, without_surrogates(text).strip(), subject, metadata=metadata)
+        document = Document(
+            name, common.without_surrogates(text).strip(), subject, metadata=metadata
+        )
     except Exception as error:  # the library's, for a message that must not cost the later ones
         report.skip("damaged mail", f"{name}: {first_line(error)[:80]}", bad=True)
     else:
@@ -79,7 +76,7 @@ def _document(raw: bytes, name: str, report: ReadReport) -> Iterator[Document]:
 def _headers(message: EmailMessage, names: Sequence[str]) -> str:
     lines = [f"{key}: {_header(message, key)}" for key in names if _header(message, key)]
     files = [part.get_filename() or "" for part in message.walk() if part.is_attachment()]
-    if files := [without_surrogates(file) for file in files if file]:
+    if files := [common.without_surrogates(file) for file in files if file]:
         lines.append(f"Attachments: {', '.join(files)}")
     return "\n".join(lines)
 
@@ -101,7 +98,7 @@ def _attached(message: EmailMessage) -> Iterator[str]:
 def _header(message: EmailMessage, key: str) -> str:
     stored = next((text for name, text in message.raw_items() if name.lower() == key.lower()), "")
     # Bytes beyond ASCII are surrogates in it; the library's own value has lost them.
-    if (known := without_surrogates(stored)) != stored:
+    if (known := common.without_surrogates(stored)) != stored:
         known = decode(stored.encode("utf-8", "surrogateescape"))[0] or known
         return " ".join(known.split())
     try:

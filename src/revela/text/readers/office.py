@@ -22,13 +22,7 @@ from urllib.parse import unquote
 
 from revela.text.headings import first_heading
 from revela.text.readers import common
-from revela.text.readers.common import (
-    DamagedFile,
-    ReadReport,
-    UnsupportedFile,
-    decoded,
-    open_seekable,
-)
+from revela.text.readers.common import DamagedFile, ReadReport, UnsupportedFile
 from revela.text.readers.html import extract_fragment
 from revela.text.readers.rows import Fields
 from revela.text.readers.table_lines import Merged, sheet_tables, table_lines
@@ -204,7 +198,7 @@ def _chapters(
         where = f"{name}, {href or chapter.get('idref')}"
         try:
             page = book.read(posixpath.normpath(posixpath.join(posixpath.dirname(package), href)))
-            yield _markdown(decoded(page, where, report))
+            yield _markdown(common.decoded(page, where, report))
         except (DamagedFile, KeyError, zipfile.BadZipFile, zlib.error, EOFError):
             report.skip("damaged or missing chapter", where)
 
@@ -286,7 +280,7 @@ def _markdown(page: str) -> str:
 @contextmanager
 def _unzipped(path: Path) -> Iterator[tuple[BinaryIO, zipfile.ZipFile]]:
     """Open a zipped file, and its parts; DamagedFile if it is a zip bomb."""
-    with open_seekable(path) as handle, zipfile.ZipFile(handle) as parts:
+    with common.open_seekable(path) as handle, zipfile.ZipFile(handle) as parts:
         unpacked = sum(part.file_size for part in parts.infolist())
         if unpacked > common.MAX_BYTES + handle.seek(0, 2):  # pictures do not grow when unpacked
             raise DamagedFile(f"over {common.MAX_BYTES >> 20} MB unpacked: split it")
