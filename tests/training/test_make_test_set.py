@@ -180,7 +180,7 @@ SPACED = '{"_id": "a b", "text": "one"}'
 BAD_QUERIES = [
     (None, "--queries {file}", "q.jsonl does not exist: give a file with one query per line"),
     ("", "--queries {file}", "q.jsonl is empty"),
-    (TWICE, "--queries {file}", "q.jsonl repeats 1 id:"),
+    (TWICE, "--queries {file}", 'q.jsonl has two texts for _id "a"'),
     (SPACED, "--queries {file} --run {run}", "the id 'a b' has a space"),
     (SPACED, "--run {run}", "give a folder and a query, or a file of queries with --queries"),
 ]

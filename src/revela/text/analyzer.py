@@ -22,7 +22,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from math import inf
@@ -210,8 +210,11 @@ class _WordTerms(dict[str, tuple[str, ...]]):
     """
 
     def __init__(self, languages: Languages, stopped: Languages, max_words: int) -> None:
+        import Stemmer
+
         self._languages, self._stopped, self._max_words = languages, stopped, max_words
-        self._stemmers = dict[str, Callable[[str], str]]()
+        codes = STEMMERS.keys() & {*chain.from_iterable(languages.values())}
+        self._stem = {code: Stemmer.Stemmer(STEMMERS[code]).stemWord for code in codes}
         self._lock = threading.Lock()  # threads may not share a stemmer
 
     def __missing__(self, word: str) -> tuple[str, ...]:
@@ -242,19 +245,12 @@ class _WordTerms(dict[str, tuple[str, ...]]):
         distinguish words, also with accents.
         """
         word = folded(word)
-        if language in STEMMERS:
-            word = self._stem(language)(word)
+        if language in self._stem:
+            word = self._stem[language](word)
         plain = word if word.isascii() else without_accents(word)
         if not plain:
             return ()
         return (word, plain) if language == "vi" and word != plain else (plain,)
-
-    def _stem(self, language: str) -> Callable[[str], str]:
-        if language not in self._stemmers:
-            import Stemmer
-
-            self._stemmers[language] = Stemmer.Stemmer(STEMMERS[language]).stemWord
-        return self._stemmers[language]
 
 
 @cache

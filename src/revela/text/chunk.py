@@ -16,7 +16,7 @@ from itertools import chain, pairwise
 import numpy as np
 
 from revela.text.code import join_at, split_lines, units
-from revela.text.endings import has_headings
+from revela.text.endings import is_markdown
 from revela.text.headings import Section, sections
 from revela.text.parallel import batches, ordered_map
 from revela.text.sentences import sentences
@@ -94,7 +94,7 @@ def _section_lengths(document: Document, max_words: int) -> Iterator[int]:
     """
     length = total = above = 0
     whole = Section(0, 0, "", document.text)
-    for section in sections(document.text) if has_headings(document.id) else [whole]:
+    for section in sections(document.text) if is_markdown(document.id) else [whole]:
         pieces = list(packed(_section(section, max_words), max_words))
         for number, (piece, size) in enumerate(pieces):
             fits = len(pieces) == 1 and total + size <= max_words

@@ -164,8 +164,7 @@ def _first_line(node: Node) -> int:
     before = node.prev_sibling
     while before is not None and before.type in BEFORE and before.end_point.row >= first - 1:
         further = before.prev_sibling
-        same_row = further is not None and further.end_point.row == before.start_point.row
-        if further is not None and same_row and further.end_point.column:
+        if further and further.end_point.row == before.start_point.row and further.end_point.column:
             break  # a comment at the end of another line
         first, before = before.start_point.row, further
     return first

@@ -69,11 +69,7 @@ def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
     path = jsonl_file(folder, name)
     if not path.is_file():
         raise RevelaError(f"{folder} is not a BEIR-layout folder: it has no {name} (nor {name}.gz)")
-    rows = dict[str, dict[str, Any]]()
-    for row in _rows_of(path):
-        if rows.setdefault(str(row["_id"]), row) != row:
-            raise RevelaError(f'{path} has two texts for _id "{row["_id"]}": give each its own')
-    return list(rows.values())
+    return list(_rows_of(path).values())
 
 
 def read_queries(path: Path) -> dict[str, str]:
@@ -86,21 +82,19 @@ def read_queries(path: Path) -> dict[str, str]:
     if not path.is_file():
         raise RevelaError(f"{path} does not exist: {expected}")
     if ".jsonl" in path.suffixes:
-        pairs = [(str(row["_id"]), str(row["text"])) for row in _rows_of(path)]
+        queries = {name: str(row["text"]) for name, row in _rows_of(path).items()}
     else:
-        pairs = [(str(n), line.strip()) for n, line in numbered_lines(path) if line.strip()]
-    queries = dict(pairs)
+        queries = {str(n): line.strip() for n, line in numbered_lines(path) if line.strip()}
     if not queries:
         raise RevelaError(f"{path} is empty: {expected}")
-    if repeated := len(pairs) - len(queries):
-        raise RevelaError(f"{path} repeats {counted(repeated, 'id')}: give each query its own")
     if blank := [name for name, text in queries.items() if not text.strip()]:
         raise RevelaError(f"{path}: the query {blank[0]} is empty: write it, or drop it")
     return queries
 
 
-def _rows_of(path: Path) -> list[dict[str, Any]]:
-    rows = []
+def _rows_of(path: Path) -> dict[str, dict[str, Any]]:
+    """_id -> row, of a JSONL file; equal rows once."""
+    rows = dict[str, dict[str, Any]]()
     for number, line in numbered_lines(path):
         if line.strip():
             try:
@@ -112,7 +106,9 @@ def _rows_of(path: Path) -> list[dict[str, Any]]:
                     f"{path}: line {number} cannot be read ({type(error).__name__}: {error})"
                 ) from error
             # A null is an empty text, not the word "None".
-            rows.append({name: "" if value is None else value for name, value in row.items()})
+            row = {name: "" if value is None else value for name, value in row.items()}
+            if rows.setdefault(str(row["_id"]), row) != row:
+                raise RevelaError(f'{path} has two texts for _id "{row["_id"]}": give each its own')
     return rows
 
 
@@ -197,16 +193,15 @@ def pair_rows(
     pairs = arrow_list(Chunk, rows())
     for i, folder in enumerate(folders):
         start = domain_id("", i, folders)
-        total, left_out = (
-            sum(len(queries) for name, queries in some.items() if name.startswith(start))
-            for some in (queries_of, missing)
-        )
-        if total == left_out:
-            first = next(name for name in missing if name.startswith(start))
+        sizes = {name: len(q) for name, q in queries_of.items() if name.startswith(start)}
+        left_out = sum(size for name, size in sizes.items() if name in missing)
+        used = sum(sizes.values()) - left_out
+        if not used:
+            first = next(iter(sizes)).removeprefix(start)
             raise RevelaError(
                 f"{folder}: no relevant document of qrels/train.tsv is trained on (first: "
-                f"{first.removeprefix(start)}): give the corpus that it names, with its ids as _id"
+                f"{first}): give the corpus that it names, with its ids as _id"
             )
         note = f"; {left_out:,} left out, whose documents were not read, or are held out"
-        log.info(f"{total - left_out:,} pairs of {folder}{note if left_out else ''}")
+        log.info(f"{used:,} pairs of {folder}{note if left_out else ''}")
     return pairs

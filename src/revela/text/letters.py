@@ -101,13 +101,8 @@ def character_ngrams(run: str, begin: int, n: int) -> Iterator[tuple[int, int, s
 
 def script_of(text: str) -> str:
     """The script of a text's first letter, as its name in Unicode begins, such as "CYRILLIC"."""
-    letter = next((letter for letter in text if letter.isalpha()), "")
-    return _script_of(letter) if letter else ""
-
-
-@lru_cache(maxsize=2**12)
-def _script_of(letter: str) -> str:
-    return unicodedata.name(letter, "").split(" ")[0]
+    letter = next(filter(str.isalpha, text), "")
+    return unicodedata.name(letter, "").split(" ")[0] if letter else ""
 
 
 def wholes(text: str) -> list[tuple[int, int, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,11 @@ def read_jsonl(path: Path, name: str, fields: Fields, report: ReadReport) -> Ite
 def read_json(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """Read an array of objects, one object, or lines of objects as in JSONL.
 
-    A file without the text field has settings or data: it is one document, if it is small.
+    A file without the text field has settings or data: if it is small, it is one document.
     """
     if path.stat().st_size > common.MAX_BYTES:
         over = f"over {common.MAX_BYTES >> 20} MB"
-        raise UnsupportedFile(f"JSON {over}; make it JSONL, a row a line", short=over)
+        raise UnsupportedFile(f"JSON {over}; convert it to JSONL, one row per line", short=over)
     source = common.read_decoded(path, name, report)
     has_field = f'"{fields.text}"' in source
     first, _, others = source.strip().partition("\n")
@@ -56,7 +57,7 @@ def read_json(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
         if len(source) > LARGEST:
             none = f'data: no text field "{fields.text}"'
             advice = f"{none}; name another with --text-field"
-            is_data = not _PROSE.search(source)  # else an export of messages, say
+            is_data = not _PROSE.search(source)  # with prose, it may be an export of messages
             raise UnsupportedFile(f"JSON of {advice}", short=none, by_programs=is_data)
         yield Document(name, source, "", "code")
         return
@@ -70,10 +71,9 @@ def _has_text(row: Any, fields: Fields) -> bool:
 
 
 def _is_row(line: str, fields: Fields) -> bool:
-    try:
+    with suppress(DamagedFile):
         return _has_text(_parsed(line), fields)
-    except DamagedFile:
-        return False
+    return False
 
 
 def _documents(row: Any, where: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
@@ -88,9 +88,9 @@ def read_notebook(path: Path, name: str, fields: Fields, report: ReadReport) -> 
     source = common.read_decoded(path, name, report)
     notebook = _parsed(source) if source.strip() else {"cells": []}
     try:
-        texts = [_cell(cell) for cell in notebook["cells"] if cell]
+        texts = [_cell(cell) for cell in notebook["cells"]]
     except (KeyError, TypeError) as error:
-        raise DamagedFile("no Jupyter notebook") from error
+        raise DamagedFile("not a Jupyter notebook") from error
     text = common.without_surrogates("\n\n".join(text for text in texts if text))
     if not text:
         raise UnsupportedFile("notebook without text", by_programs=True)

@@ -1,5 +1,5 @@
 """Read mail: a message is a document, with its subject as title, the mail and text attached to it,
-and the names of other attachments. A web page that a browser saved in one file is a mail, too.
+and the names of other attachments. A web page that a browser saved as one file is mail, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from revela.text.readers.common import DamagedFile, ReadReport
 from revela.text.readers.encodings import decode
 from revela.text.readers.html import extract_fragment
 from revela.text.readers.rows import Fields
-from revela.types import Document
+from revela.types import Document, Value
 
 ENCODED = ("base64", "quoted-printable")
 NAMED = ("From", "To", "Cc", "Date")
@@ -49,25 +49,23 @@ def read_mbox(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
     if message:
         yield from _document(b"".join(message), f"{name}:{number}", report)
     if not number:
-        raise DamagedFile("no mail in mbox format")
+        raise DamagedFile("not in mbox format")
 
 
 def _document(raw: bytes, name: str, report: ReadReport) -> Iterator[Document]:
-    """The document of a message; none if the bytes are no mail, or damaged, which is reported."""
+    """The document of a message; none if the bytes are not mail, or damaged, which is reported."""
     try:
         message = email.message_from_bytes(raw, policy=email.policy.default)
         assert isinstance(message, EmailMessage)
         if not message.keys():
-            report.skip("no mail", name, bad=True)
+            report.skip("not mail", name, bad=True)
             return
         text = "\n\n".join(dict.fromkeys(filter(None, [_body(message), *_attached(message)])))
         text = f"{_headers(message, NAMED)}\n\n{text}"
-        metadata = {"date": sent} if (sent := _date(message)) else {}
+        text = common.without_surrogates(text).strip()
         subject = _header(message, "Subject")
-        document = Document(
-            name, common.without_surrogates(text).strip(), subject, metadata=metadata
-        )
-    except Exception as error:  # the library's, for a message that must not cost the later ones
+        document = Document(name, text, subject, metadata=_metadata(message))
+    except Exception as error:  # of the library; the other messages must still be read
         report.skip("damaged mail", f"{name}: {first_line(error)[:80]}", bad=True)
     else:
         yield document
@@ -97,7 +95,7 @@ def _attached(message: EmailMessage) -> Iterator[str]:
 
 def _header(message: EmailMessage, key: str) -> str:
     stored = next((text for name, text in message.raw_items() if name.lower() == key.lower()), "")
-    # Bytes beyond ASCII are surrogates in it; the library's own value has lost them.
+    # Bytes beyond ASCII are surrogates in it; the library's parsed value has lost them.
     if (known := common.without_surrogates(stored)) != stored:
         known = decode(stored.encode("utf-8", "surrogateescape"))[0] or known
         return " ".join(known.split())
@@ -107,16 +105,16 @@ def _header(message: EmailMessage, key: str) -> str:
         return ""
 
 
-def _date(message: EmailMessage) -> str:
-    """The day on which a message was sent, in ISO 8601; "" if it is unknown."""
+def _metadata(message: EmailMessage) -> dict[str, Value]:
+    """The day on which a message was sent, in ISO 8601, if it is known."""
     try:
-        return parsedate_to_datetime(_header(message, "Date")).date().isoformat()
+        return {"date": parsedate_to_datetime(_header(message, "Date")).date().isoformat()}
     except (TypeError, ValueError):
-        return ""
+        return {}
 
 
 def _body(message: EmailMessage) -> str:
-    """The plain text of a message, else the text of its HTML."""
+    """The plain text of a message, or else the text of its HTML."""
     shown = message.get_body(("plain", "html")) or next(
         (part for part in message.walk() if part.get_content_maintype() == "text"), None
     )
@@ -133,7 +131,7 @@ def _content(part: EmailMessage) -> str:
     raw = part.get_payload(decode=True)
     if not isinstance(raw, bytes):
         return ""
-    # UTF-8 in a part that declares another charset was converted with the file that it is in.
+    # A part in UTF-8 that declares another charset was converted together with its file.
     is_encoded = raw.isascii() or part.get("Content-Transfer-Encoding", "").lower() in ENCODED
     for charset in (*(() if is_encoded else ("utf-8",)), part.get_content_charset() or "utf-8"):
         with suppress(LookupError, ValueError):

@@ -2,7 +2,7 @@
 
 A file is one document of text or Markdown.
 
-mammoth, python-pptx and openpyxl lose least: kreuzberg dropped speaker notes and a chapter, and
+mammoth, python-pptx and openpyxl lose the least: kreuzberg dropped speaker notes and a chapter, and
 calamine allocates memory for every empty cell before the last.
 """
 
@@ -31,7 +31,7 @@ from revela.types import Document
 
 _NO_VALUE = re.compile(rb"<f\b[^>]*(?:/>|>[^<]*</f>)\s*(?:<v\s*/>|<v></v>|</c>)")  # of a formula
 _MERGED = re.compile(rb'<mergeCell ref="([A-Z]+\d+:[A-Z]+\d+)"')
-# A part of a number's format that is no digit, and a format.
+# The parts of a number's format other than digits, and a whole format.
 _LITERAL = re.compile(
     r'"(?P<quoted>[^"]*)"|\\.|[_*].|\[(?:\$(?P<currency>[^-\]]*))?[^\]]*\]|[^#0?.,A-Za-z]'
 )
@@ -41,7 +41,7 @@ _NUMBER_FORMAT = re.compile(
 )
 _AROUND = ("header", "footer", "header-left", "footer-left")
 _NOT_SHOWN = ("annotation", "note-citation")
-# Mammoth's parser takes quadratic time in the length of a run.
+# Mammoth's parser takes time quadratic in the length of a run.
 _LONG_RUN = re.compile(rb">[^<]{%d}" % 2**22)
 _HEADING = re.compile(r"<h([1-6])\b[^<>]*(?<!/)>", re.I)
 
@@ -54,8 +54,7 @@ def read_docx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
     style = "p[style-name='Title'] => h1:fresh"
     with _unzipped(path) as (handle, parts):
         around = _around(parts)
-        names = [part for part in parts.namelist() if part.startswith("word/document")]
-        main = [parts.read(part) for part in names]
+        main = [parts.read(part) for part in parts.namelist() if part.startswith("word/document")]
         if any(_LONG_RUN.search(part) for part in main):
             raise DamagedFile("a run of over 4 MB of text: split it")
         if any(b"<m:oMath" in part for part in main):
@@ -66,7 +65,7 @@ def read_docx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
 
 
 def _around(parts: zipfile.ZipFile) -> list[str]:
-    """The paragraphs of headers and footers, each once, without bare page numbers."""
+    """The paragraphs of headers and footers, each once, without those that are page numbers."""
     found = dict[str, None]()
     for part in sorted(parts.namelist()):
         if re.fullmatch(r"word/(header|footer)\d*\.xml", part):
@@ -168,13 +167,13 @@ def _shown(cell: Any) -> object:
 
 
 def _literal(found: re.Match[str]) -> str:
-    """What a part of a number's format shows: not a colour, nor a width of a space."""
+    """What a part of a number's format shows: nothing for a colour or the width of a space."""
     sign = found[0]
     return found["quoted"] or found["currency"] or ("" if sign[0] in '_*["' else sign[-1])
 
 
 def _cells(cells: Iterable[object]) -> list[str]:
-    """Cells as one line of text each; a date without its time of day."""
+    """Each cell as one line of text; a date without its time of day."""
     texts = ("" if cell is None else " ".join(str(cell).split()) for cell in cells)
     return [text.removesuffix(" 00:00:00") for text in texts]
 
@@ -268,7 +267,7 @@ def _title_in(parts: zipfile.ZipFile, part: str) -> str:
 
 
 def _titled(name: str, text: str, title: str) -> Document:
-    """A document with the title of its metadata, or else its first heading."""
+    """A document with the title of its metadata, or else with its first heading as title."""
     return Document(name, text, plain_title(title) or plain_title(first_heading(text)))
 
 
