@@ -31,21 +31,8 @@ from typing import Any
 import regex
 
 from revela.errors import RevelaError
-from revela.text.letters import (
-    LETTER,
-    MARKED,
-    PAIRED,
-    TRIPLED,
-    ZWNJ,
-    character_ngrams,
-    folded,
-    lowercase,
-    normalised,
-    script_of,
-    whole_terms,
-    wholes,
-    without_accents,
-)
+from revela.text import letters
+from revela.text.letters import LETTER, MARKED, PAIRED, TRIPLED, ZWNJ
 from revela.types import evenly_spaced
 
 # Code of a language -> Snowball's name.
@@ -141,11 +128,11 @@ class Analyzer:
                 is_signed = "++" in piece or "#" in piece
                 found = (_ASCII_OR_SIGNED if is_signed else _ASCII_WORD).findall(piece)
                 terms += chain.from_iterable(map(words.__getitem__, found))
-        return terms + whole_terms(text)
+        return terms + letters.whole_terms(text)
 
     def places(self, text: str) -> Places:
         """Begin, end and term of each term of a passage."""
-        return chain(_places(text, self._words_in(text)), wholes(text))
+        return chain(_places(text, self._words_in(text)), letters.wholes(text))
 
     def of_query(self, text: str) -> list[str]:
         """The terms of a query, in each language of its script."""
@@ -156,7 +143,7 @@ class Analyzer:
         whole string counts twice, as it says more than its parts.
         """
         words = self._words_by(languages or self._likely(text), self._likely(text, DOUBT))
-        return chain(_places(text, words), whole := wholes(text), whole)
+        return chain(_places(text, words), whole := letters.wholes(text), whole)
 
     def required(self, query: str) -> set[str]:
         """The terms that every sure answer to a query has: its whole strings, and its words with
@@ -166,7 +153,7 @@ class Analyzer:
         ['101', '2024', '2024-06-05']
         """
         numbers = {t for t in self.of_query(query) if sum(map(str.isdigit, t)) > 2}
-        return numbers | {term for *_, term in wholes(query)}
+        return numbers | {term for *_, term in letters.wholes(query)}
 
     def _words_in(self, text: str) -> _WordTerms:
         """The terms of words in a passage, in its most likely languages."""
@@ -194,14 +181,14 @@ class Analyzer:
 
 
 def _places(text: str, words: _WordTerms) -> Places:
-    for run in _RUN.finditer(normalised(text)):
+    for run in _RUN.finditer(letters.normalised(text)):
         begin, end = run.span()
         if run.lastgroup == "word":
             for term in words[run.group()]:
                 yield begin, end, term
         else:
             n = 2 if run.lastgroup == "pairs" else 3
-            yield from character_ngrams(run.group(), begin, n)
+            yield from letters.character_ngrams(run.group(), begin, n)
 
 
 class _WordTerms(dict[str, tuple[str, ...]]):
@@ -232,22 +219,24 @@ class _WordTerms(dict[str, tuple[str, ...]]):
         """The terms of a word by each language; nothing for a stop word of all ``stopped``, unless
         it is a name in capitals, such as IT.
         """
-        script, is_name = script_of(word), len(word) > 1 and word.isupper()
-        forms = ((code, lowercase(word, code)) for code in self._stopped.get(script, [""]))
+        script, is_name = letters.script_of(word), len(word) > 1 and word.isupper()
+        forms = ((code, letters.lowercase(word, code)) for code in self._stopped.get(script, [""]))
         if not is_name and all(form[0] in _stop_words(code) for code, form in forms):
             return ()
         codes = self._languages.get(script, [""])
-        found = (self._terms_in(code, form) for code in codes for form in lowercase(word, code))
+        found = (
+            self._terms_in(code, form) for code in codes for form in letters.lowercase(word, code)
+        )
         return dict.fromkeys(chain.from_iterable(found))
 
     def _terms_in(self, language: str, word: str) -> tuple[str, ...]:
         """A word in lower case, stemmed and without accents. In Vietnamese, where accents
         distinguish words, also with accents.
         """
-        word = folded(word)
+        word = letters.folded(word)
         if language in self._stem:
             word = self._stem[language](word)
-        plain = word if word.isascii() else without_accents(word)
+        plain = word if word.isascii() else letters.without_accents(word)
         if not plain:
             return ()
         return (word, plain) if language == "vi" and word != plain else (plain,)
@@ -300,7 +289,7 @@ def detect(texts: Sequence[str]) -> str:
     'fr'
     """
     blocks = defaultdict[str, list[tuple[float, dict[str, float]]]](list)
-    letters = Counter[str]()
+    counts = Counter[str]()
     sample = [texts[i][:LENGTH] for i in evenly_spaced(len(texts), SAMPLE)]
     for block, size in _joined([(text, len(text)) for text in sample], BLOCK):
         scripts = _scripts(block)
@@ -308,14 +297,14 @@ def detect(texts: Sequence[str]) -> str:
         if scripts and next(iter(likely)) != NO_LANGUAGE:
             script, count = scripts.most_common(1)[0]
             blocks[script].append((size, likely))
-            letters[script] += count
+            counts[script] += count
     total = sum(size for found in blocks.values() for size, _ in found)
     chosen = dict[str, float]()
     for script, found in blocks.items():
         votes = _votes(script, found, "")
         votes = _votes(script, found, max(votes, key=votes.__getitem__))
         large = {code: n for code, n in votes.items() if code and n >= MIN_SHARE * total}
-        if sum(large.values()) >= KNOWN * sum(votes.values()) and letters[script] >= MIN_LETTERS:
+        if sum(large.values()) >= KNOWN * sum(votes.values()) and counts[script] >= MIN_LETTERS:
             chosen |= large
     return "+".join(sorted(chosen, key=lambda code: -chosen[code])) or "none"
 
@@ -338,7 +327,7 @@ def language_of(text: str, languages: str) -> str:
 
 def _scripts(text: str) -> Counter[str]:
     """The number of letters of each script at the beginning of a text."""
-    return Counter(WRITTEN_WITH.get(s, s) for s in map(script_of, text[:BLOCK]) if s)
+    return Counter(WRITTEN_WITH.get(s, s) for s in map(letters.script_of, text[:BLOCK]) if s)
 
 
 def _votes(
@@ -365,7 +354,7 @@ def other_languages(texts: Sequence[str]) -> dict[str, float]:
     for i in evenly_spaced(len(texts), SAMPLE):
         pieces = _pieces(texts[i].strip(), SAMPLE // len(texts))
         for piece in pieces:
-            if scripts := Counter(s for s in map(script_of, piece) if s):
+            if scripts := Counter(s for s in map(letters.script_of, piece) if s):
                 script = scripts.most_common(1)[0][0]
                 by_script[script].append((piece, 1 / len(pieces)))
     others = Counter[str]()

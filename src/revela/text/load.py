@@ -79,9 +79,7 @@ def read_corpus(
     >>> report.lines()
     ['read 1 document, 7 words: 100.0 % of the bytes of files that may hold text']
     """
-    report = ReadReport(judged=judged)
-    if rename_repeated:
-        report.claim = first_claim()
+    report = ReadReport(judged=judged, claim=first_claim() if rename_repeated else None)
     read = read_sources(sources, reading.fields(metadata, for_search), report)
     if reading.join_titles:
         read = joined_by_title(read, report)
@@ -89,8 +87,7 @@ def read_corpus(
     documents = arrow_list(Document, filter_documents(bar, distinct, min_words, report))
     check_report(len(documents), report, sources, max_bad_share)
     if near:
-        ids = documents.column("id") if judged else ()
-        never = {row for row, name in enumerate(ids) if name in judged}
+        never = {row for row, name in enumerate(documents.column("id")) if name in judged}
         dropped = near_duplicates(documents, near, never)
         for row, kept in dropped.items():
             document = documents[row]

@@ -124,8 +124,6 @@ def splits_word(text: str, place: int) -> bool:
 
 def count_terms(terms: Sequence[str]) -> int:
     """The length of ``terms`` in words, rounded up."""
-    if not _UNSPACED.search("".join(terms)):
-        return len(terms)
     shares = (
         1 / HAN if _IS_HAN.match(term) else 1 / THAI if _UNSPACED.match(term) else 1
         for term in terms

@@ -194,7 +194,7 @@ def _with_date(documents: Iterable[Document], path: Path) -> Iterator[Document]:
     file's last change.
     """
     about = {"type": suffix(path).removeprefix("."), "date": ""}
-    with suppress(OSError, OverflowError, ValueError):  # a time that no calendar has
+    with suppress(OSError, OverflowError, ValueError):  # a time after the year 9999
         about["date"] = date.fromtimestamp(path.stat().st_mtime).isoformat()
     for document in documents:
         day = iso_date(document.metadata.get("date")) or about["date"]
@@ -205,29 +205,34 @@ def read_file(file: File, fields: Fields, report: ReadReport) -> Iterator[Docume
     """The documents of a file."""
     path, name = file.path, file.name
     reader = READERS.get(suffix(path), read_text)
-    with common.check_unchanged(path):
-        try:
-            documents = map(_cleaned, reader(path, name, fields, report))
-            yield from _with_date(documents, path) if fields.for_search else documents
-        except UnsupportedFile as error:
-            if file.given_by_name:
-                raise RevelaError(f"{path}: {error}") from error
-            if error.short:
-                report.leave_unread(path, error.short)
-            else:
-                report.skip(error.reason, f"{name} ({error.detail})" if error.detail else name)
-            if not error.by_programs:
-                report.count_bytes(path, read=False)
-        except RevelaError:
-            raise
-        except Exception as error:  # libraries raise many kinds for broken files
-            report.count_bytes(path, read=False)
-            if isinstance(error, DamagedFile):
-                report.skip(str(error), name, bad=True)
-            elif isinstance(error, OSError) and error.errno:
-                report.skip(common.unreadable_because(error), name, bad=True)
-            else:
-                where = f"{name}: {first_line(error)[:80]}"
-                report.skip(f"damaged or encrypted {suffix(path) or 'file'}", where, bad=True)
+    before = common.size_and_time(path)
+    try:
+        documents = map(_cleaned, reader(path, name, fields, report))
+        yield from _with_date(documents, path) if fields.for_search else documents
+    except UnsupportedFile as error:
+        if file.given_by_name:
+            raise RevelaError(f"{path}: {error}") from error
+        if error.short:
+            report.leave_unread(path, error.short)
         else:
-            report.count_bytes(path, read=True)
+            report.skip(error.reason, f"{name} ({error.detail})" if error.detail else name)
+        if not error.by_programs:
+            report.count_bytes(path, read=False)
+    except RevelaError:
+        raise
+    except Exception as error:  # libraries raise many kinds for broken files
+        report.count_bytes(path, read=False)
+        if isinstance(error, DamagedFile):
+            report.skip(str(error), name, bad=True)
+        elif isinstance(error, OSError) and error.errno:
+            report.skip(common.unreadable_because(error), name, bad=True)
+        else:
+            where = f"{name}: {first_line(error)[:80]}"
+            report.skip(f"damaged or encrypted {suffix(path) or 'file'}", where, bad=True)
+    else:
+        report.count_bytes(path, read=True)
+    if common.size_and_time(path) != before:
+        raise common.FileChanged(
+            f"{path} changed while it was read: wait until nothing writes to it, or give a copy, "
+            "and run again"
+        )

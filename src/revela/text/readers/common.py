@@ -10,7 +10,6 @@ import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
@@ -292,18 +291,6 @@ def without_surrogates(text: str) -> str:
 
 def unreadable_because(error: OSError) -> str:
     return f"unreadable, {(error.strerror or str(error)).lower()}"
-
-
-@contextmanager
-def check_unchanged(path: Path) -> Iterator[None]:
-    """Raise FileChanged at the end if the file has changed meanwhile."""
-    before = size_and_time(path)
-    yield
-    if size_and_time(path) != before:
-        raise FileChanged(
-            f"{path} changed while it was read: wait until nothing writes to it, or give a copy, "
-            "and run again"
-        )
 
 
 class FileChanged(RevelaError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import re
+from contextlib import suppress
 
 # As in browsers, the first bytes decide, then what the text declares.
 _STARTS = {
@@ -67,10 +68,8 @@ def decode(raw: bytes) -> tuple[str, str]:
     """
     candidates = _candidates(raw)
     for encoding in candidates:
-        try:
+        with suppress(UnicodeError):
             return raw.decode(encoding), _name(encoding)
-        except UnicodeError:
-            pass
     text = raw.decode(candidates[-1], "replace")
     wrong = text.count("\ufffd")
     # In a text of another encoding, few bytes above 127 are part of a UTF-8 character.

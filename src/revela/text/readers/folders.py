@@ -97,10 +97,9 @@ def _walk(folder: Path, root: Path, report: ReadReport) -> Iterator[Path]:
 
 def _is_so(question: Callable[[], bool]) -> bool:
     """The answer of the file system; False if it raises an error, which reading will report."""
-    try:
+    with suppress(OSError):
         return question()
-    except OSError:
-        return False
+    return False
 
 
 def _is_inside(path: Path, root: Path) -> bool:
@@ -118,7 +117,7 @@ def _made_by_programs(path: Path, is_folder: bool) -> str:
 
 def holds_text(path: Path, report: ReadReport, has_reader: bool) -> bool:
     """Whether a file has a reader or looks like text; if not, count it in the report."""
-    ending = suffix(path) if path.suffix not in (".bz2", ".xz") else path.suffix
+    ending = suffix(path)
     try:
         is_file = S_ISREG(path.stat().st_mode)
     except OSError:

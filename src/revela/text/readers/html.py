@@ -116,9 +116,9 @@ def _keep_tables(tree: HTMLTree) -> None:
             table.outer_html = f"<p>{'<br>'.join(map(html.escape, lines))}</p>"
 
 
-def _grid(table: ElementNode) -> tuple[list[list[str]], int | None]:
+def _grid(table: ElementNode) -> tuple[list[list[str]], int]:
     """The rows of a table, with spanning cells repeated; and the number of rows of headings (<th>)
-    at its beginning, None if there are none.
+    at its beginning.
     """
     from resiliparse.parse.html import ElementNode
 
@@ -144,7 +144,7 @@ def _grid(table: ElementNode) -> tuple[list[list[str]], int | None]:
         if any(texts):
             headings += headings == len(rows) and all(cell.tag == "th" for cell in cells)
             rows.append(texts)
-    return rows, headings or None
+    return rows, headings
 
 
 def _span(cell: ElementNode, name: str) -> int:

@@ -92,31 +92,25 @@ _REMOVED = [
     re.compile(rf"\\(?:{''.join(_SETTINGS.split())})\*?(?![A-Za-z]){_ARGUMENTS}"),
 ]
 # Patterns and what replaces them, in this order.
-_STEPS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
-    (re.compile(pattern), meant)
-    for pattern, meant in (
-        (rf"[ \t]?\\(?:footnote|thanks)(?:{_OPTION})?{_TEXT}", r" (\1)"),
-        (rf"\\href\s*\{{([^{{}}]*)\}}\s*{_TEXT}", r"[\2](\1)"),
-        (rf"[~ \t]?\\[A-Za-z]*[cC]ite[a-z]*\*?(?:{_OPTION})*\{{([^{{}}\n]*)\}}", r" [\1]"),
-        (rf"\\bibitem(?:{_OPTION})?\{{([^{{}}\n]*)\}}", r"[\1]"),
-        (r"\\item[ \t]*\[((?:[^\[\]\n]|\[[^\[\]\n]*\])*)\]", r"- \1:"),
-        (rf"\\multi(?:row|column)\s*(?:{_OPTION})?{_ARGUMENT}(?:{_OPTION})?{_ARGUMENT}", ""),
-        (rf"\\begin\{{(?:minipage|multicols|column|thebibliography)\}}{_ARGUMENTS}", ""),
-        (r"\\(?:begin|end)\{[^{}\n]*\}(?:\[(?:[htbpH!]+|[^\]\n]*=[^\]\n]*)\])?", ""),
-        (r"\\(?:([`'^\"~=.])|([uvHcdbkr])(?![A-Za-z]))\s*\{?\\?([A-Za-z])\}?", _accented),
-        (rf"\\\\\*?(?:{_OPTION})?|\\[ ,;:!]", " "),
-        (r"\\[-/]", ""),
-        (r"\\\{", "\3"),
-        (r"\\\}", "\4"),
-        (r"\\([%&#_$])", r"\1"),
-        (r"\}[ \t]*\{", "} {"),
-        (
-            rf"\\[A-Za-z@]+\*?(?:{_OPTION})*(?=\{{[^}}])",
-            "",
-        ),  # of other commands, the argument stays
-        (r"\\([A-Za-z@]+)\*?(?:\{\})?", lambda found: _MEANT.get(found[1], found[1])),
-        ("|".join(map(re.escape, _SIGNS)), lambda found: _SIGNS[found[0]]),
-    )
+_STEPS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
+    (rf"[ \t]?\\(?:footnote|thanks)(?:{_OPTION})?{_TEXT}", r" (\1)"),
+    (rf"\\href\s*\{{([^{{}}]*)\}}\s*{_TEXT}", r"[\2](\1)"),
+    (rf"[~ \t]?\\[A-Za-z]*[cC]ite[a-z]*\*?(?:{_OPTION})*\{{([^{{}}\n]*)\}}", r" [\1]"),
+    (rf"\\bibitem(?:{_OPTION})?\{{([^{{}}\n]*)\}}", r"[\1]"),
+    (r"\\item[ \t]*\[((?:[^\[\]\n]|\[[^\[\]\n]*\])*)\]", r"- \1:"),
+    (rf"\\multi(?:row|column)\s*(?:{_OPTION})?{_ARGUMENT}(?:{_OPTION})?{_ARGUMENT}", ""),
+    (rf"\\begin\{{(?:minipage|multicols|column|thebibliography)\}}{_ARGUMENTS}", ""),
+    (r"\\(?:begin|end)\{[^{}\n]*\}(?:\[(?:[htbpH!]+|[^\]\n]*=[^\]\n]*)\])?", ""),
+    (r"\\(?:([`'^\"~=.])|([uvHcdbkr])(?![A-Za-z]))\s*\{?\\?([A-Za-z])\}?", _accented),
+    (rf"\\\\\*?(?:{_OPTION})?|\\[ ,;:!]", " "),
+    (r"\\[-/]", ""),
+    (r"\\\{", "\3"),
+    (r"\\\}", "\4"),
+    (r"\\([%&#_$])", r"\1"),
+    (r"\}[ \t]*\{", "} {"),
+    (rf"\\[A-Za-z@]+\*?(?:{_OPTION})*(?=\{{[^}}])", ""),  # the argument stays
+    (r"\\([A-Za-z@]+)\*?(?:\{\})?", lambda found: _MEANT.get(found[1], found[1])),
+    ("|".join(map(re.escape, _SIGNS)), lambda found: _SIGNS[found[0]]),
 ]
 
 
@@ -194,7 +188,7 @@ class _Fragments:
 
 def _plain(text: str) -> str:
     for pattern, meant in _STEPS:
-        text = pattern.sub(meant, text)
+        text = re.sub(pattern, meant, text)
     return text
 
 

@@ -99,18 +99,16 @@ def _header(message: EmailMessage, key: str) -> str:
     if (known := common.without_surrogates(stored)) != stored:
         known = decode(stored.encode("utf-8", "surrogateescape"))[0] or known
         return " ".join(known.split())
-    try:
+    with suppress(Exception):  # the library fails on some broken headers
         return " ".join(str(message.get(key, "")).split())
-    except Exception:  # the library fails on some broken headers
-        return ""
+    return ""
 
 
 def _metadata(message: EmailMessage) -> dict[str, Value]:
     """The day on which a message was sent, in ISO 8601, if it is known."""
-    try:
+    with suppress(TypeError, ValueError):
         return {"date": parsedate_to_datetime(_header(message, "Date")).date().isoformat()}
-    except (TypeError, ValueError):
-        return {}
+    return {}
 
 
 def _body(message: EmailMessage) -> str:

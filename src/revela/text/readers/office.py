@@ -13,8 +13,8 @@ import re
 import xml.etree.ElementTree as ET
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,7 +25,7 @@ from revela.text.readers import common
 from revela.text.readers.common import DamagedFile, ReadReport, UnsupportedFile
 from revela.text.readers.html import extract_fragment
 from revela.text.readers.rows import Fields
-from revela.text.readers.table_lines import Merged, sheet_tables, table_lines
+from revela.text.readers.table_lines import sheet_tables, table_lines
 from revela.text.readers.text import plain_title
 from revela.types import Document
 
@@ -109,31 +109,24 @@ def read_xlsx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
     import openpyxl
 
     with _unzipped(path) as (handle, parts):
-        count, merged = 0, dict[str, list[Merged]]()
-        for part in parts.namelist():
-            if part.startswith("xl/worksheets/"):
-                page = parts.read(part)
-                count += len(_NO_VALUE.findall(page))
-                merged[part] = _merged(page)
-        if count:
+        names = [part for part in parts.namelist() if part.startswith("xl/worksheets/")]
+        pages = {part: parts.read(part) for part in names}
+        if count := sum(len(_NO_VALUE.findall(page)) for page in pages.values()):
             remark = "formulas without a value: open the file in Excel and save it"
             report.note(remark, f"{name}: {count:,}")
         sheets = openpyxl.load_workbook(handle, read_only=True, data_only=True).worksheets
-        texts = (_sheet(sheet, merged.get(sheet._worksheet_path, [])) for sheet in sheets)
+        texts = (_sheet(sheet, pages.get(sheet._worksheet_path, b"")) for sheet in sheets)
         text = _joined(texts, "Excel")
         title = _title_in(parts, "docProps/core.xml")
     yield Document(name, text, plain_title(title))
 
 
-def _merged(page: bytes) -> list[Merged]:
-    """The merged cells of a sheet's XML."""
+def _sheet(sheet: Any, page: bytes) -> str:
+    """The text of a sheet, whose merged cells are read from its XML."""
     from openpyxl.utils import range_boundaries
 
     found = (range_boundaries(ref.decode()) for ref in _MERGED.findall(page))
-    return [(top - 1, first - 1, bottom - 1, last - 1) for first, top, last, bottom in found]
-
-
-def _sheet(sheet: Any, merged: Sequence[Merged]) -> str:
+    merged = [(top - 1, first - 1, bottom - 1, last - 1) for first, top, last, bottom in found]
     sheet.reset_dimensions()  # they may be wrong
     rows = (_cells(map(_shown, row)) for row in sheet.iter_rows())
     text = "\n\n".join(sheet_tables(rows, merged))
@@ -260,10 +253,9 @@ def _local(tag: str) -> str:
 
 def _title_in(parts: zipfile.ZipFile, part: str) -> str:
     """The title in the metadata of a zipped document."""
-    try:
+    with suppress(KeyError, ET.ParseError, zipfile.BadZipFile):
         return ET.fromstring(parts.read(part)).findtext(".//{*}title") or ""
-    except (KeyError, ET.ParseError, zipfile.BadZipFile):
-        return ""
+    return ""
 
 
 def _titled(name: str, text: str, title: str) -> Document:
@@ -288,7 +280,6 @@ def _unzipped(path: Path) -> Iterator[tuple[BinaryIO, zipfile.ZipFile]]:
 
 def _joined(parts: Iterable[str], format: str) -> str:
     """Join the parts of a file; UnsupportedFile if they have no text."""
-    texts = [part.strip() for part in parts]
-    if text := "\n\n".join(filter(None, texts)):
+    if text := "\n\n".join(filter(None, map(str.strip, parts))):
         return text
     raise UnsupportedFile(f"{format} without text")

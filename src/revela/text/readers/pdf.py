@@ -110,11 +110,11 @@ def join_words(text: str) -> str:
     >>> join_words("The echo-\\nlocation of bats is well-\\nknown, as all well-known things.")
     'The echolocation of bats is well-known, as all well-known things.'
     """
-    hyphened, words, lower = set[str](), set[str](), set[str]()
-    if _PARTED.search(text):
-        hyphened = {*_HYPHENED.findall(text.lower())}
-        words = {*_WORD.findall(_PARTED.sub(" ", text))}
-        lower = {word.lower() for word in words}
+    if not _PARTED.search(text):
+        return text
+    hyphened = {*_HYPHENED.findall(text.lower())}
+    words = {*_WORD.findall(_PARTED.sub(" ", text))}
+    lower = {word.lower() for word in words}
 
     def joined(found: re.Match[str]) -> str:
         first, mark, rest = found.groups()

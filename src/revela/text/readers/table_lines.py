@@ -19,11 +19,11 @@ _NUMBER = re.compile(r"[\W\d_]*\d[\W\d_]*(?:[^\W\d_]{1,3}\W*)?")  # also with a 
 _PERIOD = re.compile(r"(?:19|20)\d\d(?:[-/.]\d\d?){0,2}\W*")  # a year, month or day
 
 
-def table_lines(rows: Iterable[Sequence[str]], headings: int | None = None) -> list[str]:
+def table_lines(rows: Iterable[Sequence[str]], headings: int = 0) -> list[str]:
     """One line per row.
 
     Below headings it is "Heading: value; Heading: value"; for two cells "label: value"; otherwise
-    the cells. ``headings`` is the number of rows of headings; None: those that look like headings.
+    the cells. ``headings`` is the number of rows of headings; 0: those that look like headings.
 
     >>> table_lines([["Kind", "Legs", "Wings"], ["bee", "6", "4"], ["bat", "2", "2"]])
     ['Kind: bee; Legs: 6; Wings: 4', 'Kind: bat; Legs: 2; Wings: 2']
@@ -31,13 +31,10 @@ def table_lines(rows: Iterable[Sequence[str]], headings: int | None = None) -> l
     ['Name: Anna', 'Phone: 123 45']
     """
     rows, captions = [list(row) for row in rows if any(row)], list[str]()
-    while headings and headings > 1 and len(rows) > 1 and len({*rows[0], ""}) == 2:
+    while headings > 1 and len(rows) > 1 and len({*rows[0], ""}) == 2:
         captions.append(max(rows.pop(0)))  # a cell that spans all columns
         headings -= 1
-    if headings:
-        names = _joined(rows[:headings])
-    else:
-        headings, names = _headings(rows) if headings is None else (0, [])
+    headings, names = (headings, _joined(rows[:headings])) if headings else _headings(rows)
     below = lines_below(names, rows[headings:]) if 0 < headings < len(rows) else ()
     return [*captions, *(below or map(_labelled, rows))]
 

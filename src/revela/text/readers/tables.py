@@ -12,7 +12,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain, islice, pairwise
 from pathlib import Path
@@ -98,13 +98,12 @@ def documents_of(
     batches: Iterable[Any], name: str, fields: Fields, report: ReadReport
 ) -> Iterator[Document]:
     """The rows of record batches or tables as documents, numbered from 1."""
-    number = 0
     parts = (b.slice(start, ROWS) for b in batches for start in range(0, b.num_rows, ROWS))
-    for part in parts:
-        for row in part.select(columns_of(part.schema.names, fields)).to_pylist():
-            number += 1
-            if document := document_of(row, f"{name}:{number}", fields, report):
-                yield document
+    selected = (part.select(columns_of(part.schema.names, fields)) for part in parts)
+    rows = chain.from_iterable(part.to_pylist() for part in selected)
+    for number, row in enumerate(rows, 1):
+        if document := document_of(row, f"{name}:{number}", fields, report):
+            yield document
 
 
 def _text_columns(schema: Any, fields: Fields) -> list[str]:
@@ -229,11 +228,8 @@ def _delimiter(lines: Sequence[str], delimiters: str) -> str:
 
 def _open_csv(path: Path, name: str, report: ReadReport) -> TextIO:
     """Open a file as text. A large one must be UTF-8."""
-    try:
-        if path.stat().st_size <= common.MAX_BYTES:
-            return io.StringIO(common.read_decoded(path, name, report), newline="")
-    except TooLarge:  # unpacked
-        pass
+    with suppress(TooLarge):
+        return io.StringIO(common.read_decoded(path, name, report), newline="")
     return common.open_text(path, newline="")
 
 
