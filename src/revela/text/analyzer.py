@@ -24,7 +24,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import chain
+from itertools import chain, starmap
 from math import inf
 from typing import Any
 
@@ -32,7 +32,7 @@ import regex
 
 from revela.errors import RevelaError
 from revela.text import letters
-from revela.text.letters import LETTER, MARKED, PAIRED, TRIPLED, ZWNJ
+from revela.text.letters import LETTER, MARKED, PAIRED, TRIPLED, ZWNJ, wholes
 from revela.types import evenly_spaced
 
 # Code of a language -> Snowball's name.
@@ -132,18 +132,18 @@ class Analyzer:
 
     def places(self, text: str) -> Places:
         """Begin, end and term of each term of a passage."""
-        return chain(_places(text, self._words_in(text)), letters.wholes(text))
+        return chain(_places(text, self._words_in(text)), wholes(text))
 
     def of_query(self, text: str) -> list[str]:
         """The terms of a query, in each language of its script."""
         return [term for _, _, term in self.query_places(text, self._codes)]
 
     def query_places(self, text: str, languages: Languages | None = None) -> Places:
-        """Begin, end and term of each term of a query, by default in its most likely language. A
-        whole string counts twice, as it says more than its parts.
+        """Begin, end and term of these, by default in the most likely language. A whole string says
+        more than its parts, and counts twice.
         """
         words = self._words_by(languages or self._likely(text), self._likely(text, DOUBT))
-        return chain(_places(text, words), whole := letters.wholes(text), whole)
+        return chain(_places(text, words), whole := wholes(text), whole)
 
     def required(self, query: str) -> set[str]:
         """The terms that every sure answer to a query has: its whole strings, and its words with
@@ -153,7 +153,7 @@ class Analyzer:
         ['101', '2024', '2024-06-05']
         """
         numbers = {t for t in self.of_query(query) if sum(map(str.isdigit, t)) > 2}
-        return numbers | {term for *_, term in letters.wholes(query)}
+        return numbers | {term for *_, term in wholes(query)}
 
     def _words_in(self, text: str) -> _WordTerms:
         """The terms of words in a passage, in its most likely languages."""
@@ -224,10 +224,8 @@ class _WordTerms(dict[str, tuple[str, ...]]):
         if not is_name and all(form[0] in _stop_words(code) for code, form in forms):
             return ()
         codes = self._languages.get(script, [""])
-        found = (
-            self._terms_in(code, form) for code in codes for form in letters.lowercase(word, code)
-        )
-        return dict.fromkeys(chain.from_iterable(found))
+        pairs = ((code, form) for code in codes for form in letters.lowercase(word, code))
+        return dict.fromkeys(chain.from_iterable(starmap(self._terms_in, pairs)))
 
     def _terms_in(self, language: str, word: str) -> tuple[str, ...]:
         """A word in lower case, stemmed and without accents. In Vietnamese, where accents

@@ -116,9 +116,8 @@ class ReadReport:
             percent = 1000 * self.bytes_read // total / 10
             out[0] += f": {percent} % of the bytes of files that may hold text"
         if self.passages:
-            out.append(
-                f"joined {self.passages:,} passages into {self.articles:,} articles by title"
-            )
+            articles = f"{self.articles:,} articles by title"
+            out.append(f"joined {self.passages:,} passages into {articles}")
         out += self._counted("", self.noted)
         unread: dict[str, list[str]] = {}
         for (reason, ending), count in self.unread.most_common():
@@ -209,9 +208,8 @@ def open_text(path: Path, errors: str = "surrogateescape", newline: str = "\n") 
     """
     with open_binary(path) as handle:
         is_wide = handle.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE)
-    return io.TextIOWrapper(
-        open_binary(path), "utf-16" if is_wide else "utf-8-sig", errors, newline
-    )
+    encoding = "utf-16" if is_wide else "utf-8-sig"
+    return io.TextIOWrapper(open_binary(path), encoding, errors, newline)
 
 
 def lines_of(handle: TextIO) -> Iterator[str]:

@@ -13,11 +13,11 @@ import importlib
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
 from threading import Lock
 from typing import Any
 
@@ -60,7 +60,7 @@ class GuardedProcess:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Popen[str] | None = None
 
     def ask(self, reader: Reader, path: Path, name: str) -> Any:
         """The answer for a file, for one thread at a time; DamagedFile if it exceeds a limit."""
@@ -84,19 +84,12 @@ class GuardedProcess:
         return json.loads(answer)
 
     @staticmethod
-    def _start() -> subprocess.Popen[str]:
+    def _start() -> Popen[str]:
         # Threads of libraries use address space, which counts as memory.
         threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         env = os.environ | threads | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-P", "-c", f"from {__name__} import main; main()"]
-        return subprocess.Popen(
-            command,
-            env=env,
-            encoding="ascii",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+        return Popen(command, env=env, encoding="ascii", stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
 
 
 PROCESS = GuardedProcess()
