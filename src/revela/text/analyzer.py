@@ -264,8 +264,8 @@ def check_language(language: str) -> None:
     for code in language.split("+"):
         if code not in STEMMERS and code not in _identifier().nb_classes:
             raise RevelaError(
-                f'--language {language}: "{code}" is not known; give auto, none, or the code of a '
-                f"language such as {', '.join(sorted(STEMMERS))}, zh, ja, ko or th, or some with +"
+                f'--language {language}: "{code}" is not known; give auto, none, a code such as '
+                f"{', '.join(sorted(STEMMERS))}, zh, ja, ko or th, or several codes joined by +"
             )
 
 

@@ -123,7 +123,7 @@ def holds_text(path: Path, report: ReadReport, has_reader: bool) -> bool:
     except OSError:
         return True  # reading it will report the error
     if not is_file:
-        report.leave_unread(path, "no file")
+        report.leave_unread(path, "not a file")
     elif has_reader:
         return True
     elif ending in _ADVICE:
