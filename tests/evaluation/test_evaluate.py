@@ -110,10 +110,10 @@ def test_broken_model_is_refused(tmp_path, saved_retriever):
 
 
 BAD_QRELS = [
-    ("q0\tnowhere\t1\n", r"names 1 corpus-ids that corpus\.jsonl lacks \(first: nowhere\)"),
-    ("q0 d0\n", r"test\.tsv:2 is not query-id"),
-    ("q0\td0\tyes\n", r"test\.tsv:2 is not query-id"),
-    ("q0\td0\tinf\n", r"test\.tsv:2: the score inf is no whole number"),
+    ("q0\tnowhere\t1\n", r"has 1 corpus-id that corpus\.jsonl lacks \(first: nowhere\)"),
+    ("q0 d0\n", r"test\.tsv:2: expected query-id"),
+    ("q0\td0\tyes\n", r"test\.tsv:2: expected query-id"),
+    ("q0\td0\tinf\n", r"test\.tsv:2: the score inf is not an integer"),
     ("q0\td0\t0\n", "no query has a relevant document"),
 ]
 

@@ -8,7 +8,7 @@ import pytest
 
 from research.msmarco_documents import main
 from revela.evaluation.collection import load_collection
-from revela.text.judgements import queries_by_document
+from revela.text.judgements import queries_by_id
 from revela.training.probes.moved_passage import Answer, load_answers
 
 FILES = {
@@ -30,7 +30,7 @@ def test_a_folder_is_made(tmp_path):
     main([*flags, "--others", "1", "--out", str(tmp_path / "out")])
     found = load_collection(tmp_path / "out")
     assert (found.document_ids, found.qrels) == (["D1", "D2", "D3"], {"11": {"D1": 1}})
-    assert queries_by_document(tmp_path / "out") == {"D2": {"what is high": None}}
+    assert queries_by_id([tmp_path / "out"]) == {"D2": {"what is high": None}}
     answer = Answer(0, "The sea is SALT.", ("is the sea salt",), len("Sea It is wide. "))
     assert load_answers(tmp_path / "out").answers == [answer]
     (tmp_path / "documents.gz").write_bytes(gzip.compress(b"D1\thttp://a\n"))

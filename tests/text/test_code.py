@@ -126,15 +126,16 @@ def test_without_the_extra_code_is_cut_at_blank_lines(without_tree_sitter, monke
     assert pieces == [javascript[:functions], javascript[functions:]] * 8
 
 
-def test_without_a_known_ending_python_is_tried_and_then_the_margin():
+BY_MARGIN = ["def f(:\n  1\n\n", "def g(:\n\n  2\n"]
+
+
+@pytest.mark.parametrize("name", ["a.py", "a.go", "a.kt"])
+def test_what_no_parser_understands_is_cut_at_the_margin(name):
+    assert units("".join(BY_MARGIN), name) == BY_MARGIN
+
+
+def test_without_a_known_ending_python_is_tried():
     assert units("".join(SOURCES["a.py"]), "row 7") == SOURCES["a.py"]
-    kotlin = ["fun f() {\n  1\n}\n\n", "fun g() {\n\n  2\n}\n"]
-    assert units("".join(kotlin), "a.kt") == kotlin
-
-
-def test_what_no_parser_understands_is_cut_at_the_margin():
-    torn = ["def f(:\n  1\n\n", "def g(:\n\n  2\n"]
-    assert units("".join(torn), "a.py") == units("".join(torn), "a.go") == torn
 
 
 def test_lines_are_counted_as_the_parsers_count_them():
@@ -192,7 +193,6 @@ def test_lines_are_counted_as_the_parser_does(before, ending):
 
 
 def test_a_form_feed_inside_stays():
-    source = 'def f(a):\n    """Says what it does."""\n    b = "\x0c"\n    return a + b\n'
-    assert [function for _, function in documented_functions(source)] == [
-        'def f(a):\n    b = "\x0c"\n    return a + b'
-    ]
+    source = FUNCTION.replace("3.14", "len('\x0c')")
+    ((_, function),) = documented_functions(source)
+    assert function == "def area(radius):\n    return len('\x0c') * radius ** 2"

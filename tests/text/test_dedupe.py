@@ -6,10 +6,8 @@ import random
 
 import pytest
 
-from revela.errors import RevelaError
 from revela.text import dedupe
 from revela.text.dedupe import FOUND, SHORTEST, SKETCH, bands_of, near_duplicates, shingles
-from revela.text.load import read_corpus
 from revela.text.spool import ArrowList, arrow_list
 from revela.types import Document
 from tests.collection_folder import write_lines
@@ -128,9 +126,3 @@ def test_read_corpus_counts_and_names_them(reads, tmp_path):
     assert report.documents == 2 and report.words == 200
     assert report.examples == {"duplicate text": ["d3"], "near-duplicate text": ["d2 like d0"]}
     assert [d.id for d in reads({})[0]] == ["d0", "d1", "d2"]
-
-
-@pytest.mark.parametrize("near", [-0.1, 80, float("nan")])
-def test_what_is_no_share_is_refused(tmp_path, near):
-    with pytest.raises(RevelaError, match=r"--near-duplicates .*: give a number from 0"):
-        read_corpus([tmp_path], near=near)

@@ -34,7 +34,7 @@ def test_a_row_for_each_pair_and_the_documents_of_a_row_together(folder, others,
     rest = [Chunk(2, "text 2"), Chunk(4, "text 4")]
     assert rows == pairs + (rest if others else [])
     (said,) = caplog.messages
-    assert said.startswith(f"4 pairs of {folder}; 1 left out, whose documents are not in")
+    assert said.startswith(f"4 pairs of {folder}; 1 left out, whose documents were not read")
 
 
 @pytest.mark.parametrize("head", ["", HEAD])
@@ -87,19 +87,19 @@ def replaced(old, new):
         ("qrels/train.tsv", lambda _: HEAD + "q0\tgone\t1\n",
          r"no relevant document .* \(first: gone\)"),
         ("qrels/train.tsv", lambda _: HEAD + "nobody\td0\t1\n",
-         r"names 1 query-ids that queries\.jsonl lac"),
+         r"has 1 query-id that queries\.jsonl lac"),
         ("qrels/train.tsv", appended("q0\td2\t0.5\n"),
-         r"train\.tsv:9: the score 0\.5 is no whole number"),
+         r"train\.tsv:9: the score 0\.5 is not an integer"),
         ("qrels/train.tsv", appended("q0\td1\t0\n"),
          r"train\.tsv:9 gives d1 the score 0 for q0, and an earlier line the score 1: keep one"),
         ("queries.jsonl", appended('{"_id": "q0", "text": "nought"}\n'),
-         r'queries\.jsonl has two texts of the _id "q0"'),
+         r'queries\.jsonl has two texts for _id "q0"'),
         ("queries.jsonl", replaced('"one"', r'"one \ud800"'),
          r"queries\.jsonl: line 2 .* surrogates not allowed"),
         ("queries.jsonl", replaced('"_id": "q1"', '"id": "q1"'),
          r"queries\.jsonl: line 2 cannot be read \(KeyError"),
-        ("queries.jsonl", replaced('"zero"', '" "'), r"1 judged queries .* are empty .*: q0\)"),
-        ("queries.jsonl", replaced('"zero"', "null"), r"1 judged queries .* are empty .*: q0\)"),
+        ("queries.jsonl", replaced('"zero"', '" "'), r"no text for 1 of the judged .*: q0\)"),
+        ("queries.jsonl", replaced('"zero"', "null"), r"no text for 1 of the judged .*: q0\)"),
     ],
 )  # fmt: skip
 def test_bad_judgements_are_one_sentence(folder, name, change, sentence):

@@ -178,9 +178,9 @@ SPACED = '{"_id": "a b", "text": "one"}'
 
 
 BAD_QUERIES = [
-    (None, "--queries {file}", "q.jsonl does not exist: give a file with a query a line"),
+    (None, "--queries {file}", "q.jsonl does not exist: give a file with one query per line"),
     ("", "--queries {file}", "q.jsonl is empty"),
-    (TWICE, "--queries {file}", "q.jsonl has 1 ids twice"),
+    (TWICE, "--queries {file}", 'q.jsonl has two texts for _id "a"'),
     (SPACED, "--queries {file} --run {run}", "the id 'a b' has a space"),
     (SPACED, "--run {run}", "give a folder and a query, or a file of queries with --queries"),
 ]

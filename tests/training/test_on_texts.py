@@ -87,7 +87,7 @@ def test_messages_are_printed_unless_the_program_takes_them(run, capsys, monkeyp
 WITHOUT_TEXT = [
     ([], "corpus is empty: give texts, documents or paths"),
     (["", "a b"], "no document found in texts: skipped 2: shorter than a sentence"),
-    ([__file__, "a text"], "is a path, and in a list strings are texts: give a Path"),
+    ([__file__, "a text"], "is a path, but strings in a list are texts: give a Path"),
     (DATASET, r'dataset: no column "text"; .* \(has body, name\)'),
     (datasets.DatasetDict(train=DATASET, test=DATASET), "has the splits train, test: give one"),
 ]

@@ -3,9 +3,9 @@
 A text is normalised (NFKC: half and full width, ligatures, presentation forms) and split into runs
 of letters, digits and the marks that combine with them. Each run gives terms by its script:
 
-- Where words are spaced: the word in lower case, without the vowel marks of Arabic and Hebrew, and
-  stemmed (Snowball), unless it is a stop word; then without accents. Of an identifier such as
-  ``getFileName`` the parts as well. In capitals, a stop word is a name (IT, US).
+- Where words are spaced: the word in lower case, without the vowel marks of Arabic and Hebrew,
+  stemmed (Snowball), and then without accents; and the parts of an identifier such as
+  ``getFileName``. Stop words are left out, unless they are names in capitals (IT, US).
 - Strings with digits, and e-mail addresses: also the whole string (letters.py), so that
   2024-05-06 differs from 2024-06-05.
 - Han, Kana and Hangul: single characters and pairs of neighbours. Thai, Lao, Khmer and Burmese:
@@ -13,8 +13,8 @@ of letters, digits and the marks that combine with them. Each run gives terms by
 
 An index has the languages of its text: ``en``, ``ru+en`` for Russian and English documents, or
 ``en+de+fr``. If a script has several languages, the words of a passage are stemmed in the most
-likely one, and those of a query, which is often too short to tell, in each. A query loses only the
-stop words of all languages that it may be in.
+likely one, and those of a query, which is often too short to tell, in each. A word of a query is
+left out only if it is a stop word in every language that the query may be in.
 """
 
 from __future__ import annotations
@@ -22,30 +22,17 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import chain
+from itertools import chain, starmap
 from math import inf
 from typing import Any
 
 import regex
 
 from revela.errors import RevelaError
-from revela.text.letters import (
-    LETTER,
-    MARKED,
-    PAIRED,
-    TRIPLED,
-    ZWNJ,
-    character_ngrams,
-    folded,
-    lowercase,
-    normalised,
-    script_of,
-    whole_terms,
-    wholes,
-    without_accents,
-)
+from revela.text import letters
+from revela.text.letters import LETTER, MARKED, PAIRED, TRIPLED, ZWNJ, wholes
 from revela.types import evenly_spaced
 
 # Code of a language -> Snowball's name.
@@ -59,7 +46,7 @@ STEMMERS = {
     "st": "sesotho", "sv": "swedish", "ta": "tamil", "tr": "turkish", "yi": "yiddish",
 }  # fmt: skip
 LATIN_WITHOUT_STEMMER = ("ms", "sk", "vi")  # other languages in Latin letters
-# The scripts of other languages, as Unicode's names begin.
+# Code of a language -> its script, as Unicode's names of characters begin.
 SCRIPTS = {
     "ar": "ARABIC", "bg": "CYRILLIC", "el": "GREEK", "fa": "ARABIC", "gu": "GUJARATI",
     "he": "HEBREW", "hi": "DEVANAGARI", "hy": "ARMENIAN", "ja": "CJK", "ko": "HANGUL",
@@ -67,26 +54,26 @@ SCRIPTS = {
     "yi": "HEBREW", "zh": "CJK",
 }  # fmt: skip
 SCRIPTS |= dict.fromkeys((*STEMMERS.keys() - SCRIPTS.keys(), *LATIN_WITHOUT_STEMMER), "LATIN")
-WRITTEN_WITH = {"HIRAGANA": "CJK", "KATAKANA": "CJK"}  # scripts of one text
-# Lucene's: the library's English list has 1,333 words, "computer" among them.
+WRITTEN_WITH = {"HIRAGANA": "CJK", "KATAKANA": "CJK"}  # scripts that a text mixes
+# Lucene's list: that of the library stop-words has 1,333 words, such as "computer".
 ENGLISH_STOP_WORDS = """a an and are as at be but by for if in into is it no not of on or such that
     the their then there these they this to was will with""".split()  # noqa: SIM905
 SAMPLE, LENGTH = 200, 2000  # texts to detect the language in, and characters of each
 BLOCK = 500  # characters to classify at once; shorter texts are joined
 MIN_LETTERS = 20  # of a script: "Hello" is classified as Breton, "OK" as Afrikaans
 MIN_SHARE = 0.05  # minimum share of a language in all text
-KNOWN = 0.8  # minimum share of the languages of a script in its text
+KNOWN = 0.8  # minimum share of a script's text that is in its frequent languages
 NO_LANGUAGE = "zxx"  # the library's code for numbers and code
-# Other languages are told from English by pieces of so many characters, and by how much the log
-# likelihood of one exceeds English's: by more in 95 to 100 of 100 pieces of other languages, in
-# fewer than 1 of English and of code (shared/data, and Python, C and JavaScript).
+# Characters to classify at once, and by how much the log likelihood of another language must exceed
+# that of English: 95 to 100 % of the pieces of other languages do, and under 1 % of English and of
+# code in Python, C and JavaScript.
 PIECE, MARGIN = 60, 30
-DOUBT = 10  # the same of a query: it may also be in a language that is less likely by so much
+DOUBT = 10  # a query may also be in a language whose log likelihood is lower by this much
 # Words in the cache of terms: a corpus repeats most words, a service's queries may hold any.
 CORPUS_WORDS, QUERY_WORDS = 2**18, 2**12
 MAX_CACHED_LENGTH = 64  # characters of such a word
 
-_SIGNED = r"(?<![A-Za-z0-9])(?:[Cc]\+\+|[CcFfJj]#)(?![A-Za-z])"  # C++ and C# are no C
+_SIGNED = r"(?<![A-Za-z0-9])(?:[Cc]\+\+|[CcFfJj]#)(?![A-Za-z])"  # C++ and C# differ from C
 _RUN = regex.compile(
     rf"(?P<pairs>(?:[{MARKED}&&[{PAIRED}]]\p{{M}}*+)++)"
     rf"|(?P<triples>(?:[{MARKED}&&[{TRIPLED}]]\p{{M}}*+)++)"
@@ -95,11 +82,12 @@ _RUN = regex.compile(
 )
 _ASCII_WORD = re.compile(r"[A-Za-z0-9]+")
 _ASCII_OR_SIGNED = re.compile(rf"{_SIGNED}|[A-Za-z0-9]+")
-# What stands between white space and is not ASCII alone, with neighbours that are not either.
+# Consecutive words (between white space) with characters other than ASCII.
 _NOT_ASCII = r"[^\s\x80-\U0010ffff]*+[^\x00-\x7f]\S*"
 _NOT_ASCII_WORDS = re.compile(rf"(?<!\S)({_NOT_ASCII}(?:\s++{_NOT_ASCII})*)")
 _PART = regex.compile(r"\p{Lu}?[\p{Ll}\p{N}]+|\p{Lu}+(?!\p{Ll})")  # of getFileName, or HTTPServer
-# A file's name, and no row's id (d12, table.csv:7): with an ending, or of more than small letters.
+# A file's name, but not a row's id (d12, table.csv:7): it has an ending, or no digit and more than
+# small letters.
 _NAME = re.compile(r"(.*)\.([A-Za-z]\w{0,9})|(\D*[^\da-z]\D*)", re.S)
 _JOINTS = regex.compile(r"(?<=\p{Ll})(?=\p{Lu})|(?<!\d)[\W_]|[\W_](?!\d)")  # in names of files
 Languages = Mapping[str, Sequence[str]]
@@ -108,10 +96,10 @@ Places = Iterator[tuple[int, int, str]]
 
 
 class Analyzer:
-    """Finds the terms of a text, in order, in some languages; threads may share one.
+    """Splits text into terms, in order; threads may share an instance.
 
     ``language`` is a code, several joined by +, or "none", which does not stem. ``cache_size`` is
-    in words. Places are those in the text after NFKC.
+    in words. Places are those in the normalised text.
 
     Examples:
         >>> Analyzer("en")("The invoices are kept for ten years.")
@@ -131,7 +119,7 @@ class Analyzer:
     def __call__(self, text: str) -> list[str]:
         """The terms of a passage."""
         terms, words = list[str](), self._words_in(text)
-        # Most texts have few words that are not ASCII: every second piece.
+        # Every second piece has characters other than ASCII; most texts have few of them.
         pieces = [text] if text.isascii() else _NOT_ASCII_WORDS.split(text)
         for number, piece in enumerate(pieces):
             if number % 2:
@@ -140,10 +128,10 @@ class Analyzer:
                 is_signed = "++" in piece or "#" in piece
                 found = (_ASCII_OR_SIGNED if is_signed else _ASCII_WORD).findall(piece)
                 terms += chain.from_iterable(map(words.__getitem__, found))
-        return terms + whole_terms(text)
+        return terms + letters.whole_terms(text)
 
     def places(self, text: str) -> Places:
-        """Begin, end and term of each of these."""
+        """Begin, end and term of each term of a passage."""
         return chain(_places(text, self._words_in(text)), wholes(text))
 
     def of_query(self, text: str, *, likely: bool = False) -> list[str]:
@@ -163,8 +151,8 @@ class Analyzer:
         return chain(_places(text, words), wholes(text))
 
     def required(self, query: str) -> set[str]:
-        """The terms that a sure answer to a query has: its whole strings, and words with three
-        digits or more.
+        """The terms that every sure answer to a query has: its whole strings, and its words with
+        three digits or more.
 
         >>> sorted(Analyzer("en").required("the meeting of 2024-06-05 in room 101 at 7"))
         ['101', '2024', '2024-06-05']
@@ -173,7 +161,7 @@ class Analyzer:
         return numbers | {term for *_, term in wholes(query)}
 
     def _words_in(self, text: str) -> _WordTerms:
-        """The terms of words in a passage, by its own languages."""
+        """The terms of words in a passage, in its most likely languages."""
         likely = self._likely(text)
         return self._words_by(likely, likely)
 
@@ -198,14 +186,14 @@ class Analyzer:
 
 
 def _places(text: str, words: _WordTerms) -> Places:
-    for run in _RUN.finditer(normalised(text)):
+    for run in _RUN.finditer(letters.normalised(text)):
         begin, end = run.span()
         if run.lastgroup == "word":
             for term in words[run.group()]:
                 yield begin, end, term
         else:
             n = 2 if run.lastgroup == "pairs" else 3
-            yield from character_ngrams(run.group(), begin, n)
+            yield from letters.character_ngrams(run.group(), begin, n)
 
 
 class _WordTerms(dict[str, tuple[str, ...]]):
@@ -214,8 +202,11 @@ class _WordTerms(dict[str, tuple[str, ...]]):
     """
 
     def __init__(self, languages: Languages, stopped: Languages, max_words: int) -> None:
+        import Stemmer
+
         self._languages, self._stopped, self._max_words = languages, stopped, max_words
-        self._stemmers = dict[str, Callable[[str], str]]()
+        codes = STEMMERS.keys() & {*chain.from_iterable(languages.values())}
+        self._stem = {code: Stemmer.Stemmer(STEMMERS[code]).stemWord for code in codes}
         self._lock = threading.Lock()  # threads may not share a stemmer
 
     def __missing__(self, word: str) -> tuple[str, ...]:
@@ -233,45 +224,34 @@ class _WordTerms(dict[str, tuple[str, ...]]):
         """The terms of a word by each language; nothing for a stop word of all ``stopped``, unless
         it is a name in capitals, such as IT.
         """
-        script, is_name = script_of(word), len(word) > 1 and word.isupper()
-        forms = ((code, lowercase(word, code)) for code in self._stopped.get(script, [""]))
+        script, is_name = letters.script_of(word), len(word) > 1 and word.isupper()
+        forms = ((code, letters.lowercase(word, code)) for code in self._stopped.get(script, [""]))
         if not is_name and all(form[0] in _stop_words(code) for code, form in forms):
             return ()
         codes = self._languages.get(script, [""])
-        found = (self._terms_in(code, form) for code in codes for form in lowercase(word, code))
-        return dict.fromkeys(chain.from_iterable(found))
+        pairs = ((code, form) for code in codes for form in letters.lowercase(word, code))
+        return dict.fromkeys(chain.from_iterable(starmap(self._terms_in, pairs)))
 
     def _terms_in(self, language: str, word: str) -> tuple[str, ...]:
         """A word in lower case, stemmed and without accents. In Vietnamese, where accents
         distinguish words, also with accents.
         """
-        word = folded(word)
-        if language in STEMMERS:
-            word = self._stem(language)(word)
-        if word.isascii():
-            return (word,) if word else ()
-        plain = without_accents(word)
+        word = letters.folded(word)
+        if language in self._stem:
+            word = self._stem[language](word)
+        plain = word if word.isascii() else letters.without_accents(word)
         if not plain:
             return ()
         return (word, plain) if language == "vi" and word != plain else (plain,)
 
-    def _stem(self, language: str) -> Callable[[str], str]:
-        if language not in self._stemmers:
-            import Stemmer
-
-            self._stemmers[language] = Stemmer.Stemmer(STEMMERS[language]).stemWord
-        return self._stemmers[language]
-
 
 @cache
 def _stop_words(language: str) -> frozenset[str]:
-    if language in ("", "en"):
-        return frozenset(ENGLISH_STOP_WORDS if language else ())
+    if language == "en":
+        return frozenset(ENGLISH_STOP_WORDS)
     import stop_words
 
-    name = STEMMERS.get(language) or stop_words.LANGUAGE_MAPPING.get(language)
-    is_available = name in stop_words.AVAILABLE_LANGUAGES
-    return frozenset(stop_words.get_stop_words(name) if is_available else ())
+    return frozenset(stop_words.safe_get_stop_words(STEMMERS.get(language, language)))
 
 
 def _by_script(language: str) -> dict[str, list[str]]:
@@ -289,8 +269,8 @@ def check_language(language: str) -> None:
     for code in language.split("+"):
         if code not in STEMMERS and code not in _identifier().nb_classes:
             raise RevelaError(
-                f'--language {language}: "{code}" is not known; give auto, none, or the code of a '
-                f"language such as {', '.join(sorted(STEMMERS))}, zh, ja, ko or th, or some with +"
+                f'--language {language}: "{code}" is not known; give auto, none, a code such as '
+                f"{', '.join(sorted(STEMMERS))}, zh, ja, ko or th, or several codes joined by +"
             )
 
 
@@ -304,15 +284,15 @@ def _identifier() -> Any:
 def detect(texts: Sequence[str]) -> str:
     """The languages of each script in these texts, the most frequent first; "none" if unknown.
 
-    Text that is not surely in another language than its script's most frequent one counts as that.
-    Languages of less than ``MIN_SHARE`` of all text are left out, and scripts with few letters, or
-    whose other languages have less than ``KNOWN`` of their text.
+    Text counts as its script's most frequent language unless it is surely in another. Languages
+    with less than ``MIN_SHARE`` of all text are left out, and so are scripts with few letters, or
+    with less than ``KNOWN`` of their text in the other languages.
 
     >>> detect(["Les factures sont conservées pendant dix ans.", "Le jardin ouvre à neuf heures."])
     'fr'
     """
     blocks = defaultdict[str, list[tuple[float, dict[str, float]]]](list)
-    letters = Counter[str]()
+    counts = Counter[str]()
     sample = [texts[i][:LENGTH] for i in evenly_spaced(len(texts), SAMPLE)]
     for block, size in _joined([(text, len(text)) for text in sample], BLOCK):
         scripts = _scripts(block)
@@ -320,21 +300,21 @@ def detect(texts: Sequence[str]) -> str:
         if scripts and next(iter(likely)) != NO_LANGUAGE:
             script, count = scripts.most_common(1)[0]
             blocks[script].append((size, likely))
-            letters[script] += count
+            counts[script] += count
     total = sum(size for found in blocks.values() for size, _ in found)
     chosen = dict[str, float]()
     for script, found in blocks.items():
         votes = _votes(script, found, "")
         votes = _votes(script, found, max(votes, key=votes.__getitem__))
         large = {code: n for code, n in votes.items() if code and n >= MIN_SHARE * total}
-        if sum(large.values()) >= KNOWN * sum(votes.values()) and letters[script] >= MIN_LETTERS:
+        if sum(large.values()) >= KNOWN * sum(votes.values()) and counts[script] >= MIN_LETTERS:
             chosen |= large
     return "+".join(sorted(chosen, key=lambda code: -chosen[code])) or "none"
 
 
 def language_of(text: str, languages: str) -> str:
-    """The language of a text among others in these ``languages`` (``detect``): that of its script
-    unless it is surely another; "" if it has no letters.
+    """The language of a text in a corpus of these ``languages`` (``detect``): the first one of its
+    script, unless it is surely in another; "" if it has no letters.
 
     >>> language_of("Les factures sont conservées pendant dix ans à la mairie.", "en+de")
     'fr'
@@ -349,8 +329,8 @@ def language_of(text: str, languages: str) -> str:
 
 
 def _scripts(text: str) -> Counter[str]:
-    """How many letters of each script the beginning of a text has."""
-    return Counter(WRITTEN_WITH.get(s, s) for s in map(script_of, text[:BLOCK]) if s)
+    """The number of letters of each script at the beginning of a text."""
+    return Counter(WRITTEN_WITH.get(s, s) for s in map(letters.script_of, text[:BLOCK]) if s)
 
 
 def _votes(
@@ -367,8 +347,8 @@ def _votes(
 
 
 def other_languages(texts: Sequence[str]) -> dict[str, float]:
-    """The share of each language but English in a sample of texts, the largest first. Every text
-    counts the same; code, numbers and single foreign words count as English.
+    """The share of each language except English in a sample of texts, the largest first. Every text
+    has the same weight; code, numbers and single foreign words count as English.
 
     >>> other_languages(["The garden opens at nine.", "Сад открывается в девять часов утра."])
     {'ru': 0.5}
@@ -377,7 +357,7 @@ def other_languages(texts: Sequence[str]) -> dict[str, float]:
     for i in evenly_spaced(len(texts), SAMPLE):
         pieces = _pieces(texts[i].strip(), SAMPLE // len(texts))
         for piece in pieces:
-            if scripts := Counter(s for s in map(script_of, piece) if s):
+            if scripts := Counter(s for s in map(letters.script_of, piece) if s):
                 script = scripts.most_common(1)[0][0]
                 by_script[script].append((piece, 1 / len(pieces)))
     others = Counter[str]()
@@ -400,8 +380,8 @@ def _pieces(text: str, most: int) -> list[str]:
 def _joined(pieces: Iterable[tuple[str, float]], least: int) -> Iterator[tuple[str, float]]:
     """Pieces and their weights; pieces of fewer than ``least`` characters are joined."""
     block, weight = "", 0.0
-    for piece, its in sorted(pieces, key=lambda pair: len(pair[0]) < least):
-        block, weight = f"{block}\n{piece}" if block else piece, weight + its
+    for piece, added in sorted(pieces, key=lambda pair: len(pair[0]) < least):
+        block, weight = f"{block}\n{piece}" if block else piece, weight + added
         if len(block) >= least:
             yield block, weight
             block, weight = "", 0.0
@@ -410,7 +390,7 @@ def _joined(pieces: Iterable[tuple[str, float]], least: int) -> Iterator[tuple[s
 
 
 def file_name_words(document: str) -> tuple[str, str]:
-    """The words of the name of a document's file, and its ending; "" for a row's id.
+    """The words in the name of a document's file, and its ending; "" for a row's id.
 
     >>> file_name_words("travel/holidayPlan_2024-05-06.txt"), file_name_words("table.csv:7")
     (('holiday Plan 2024-05-06', 'txt'), ('', ''))
@@ -425,5 +405,5 @@ def spaced(name: str) -> str:
 
 
 def searched(document: str, passage: str) -> str:
-    """What is searched by words for a passage: its text, and the name of its file."""
+    """The text of a passage that BM25 searches: its own, and the name of its file."""
     return "\n".join([passage, " ".join(file_name_words(document))]).rstrip()

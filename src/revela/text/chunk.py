@@ -1,8 +1,8 @@
 """Cut documents into chunks of whole sentences (prose) or whole functions and blocks (code).
 
-The chunks of a document, joined, are its text. A sentence or a line is cut only if it alone is
-longer than a chunk, and then between words (text/words.py), at white space if there is any. In
-Markdown, a chunk begins at a heading; a long section has several chunks.
+The chunks of a document, joined, are its text. A sentence or a line is cut only if it is longer
+than a chunk, and then between words (text/words.py), at white space if there is any. In Markdown, a
+chunk begins at a heading; a long section has several chunks.
 
 This splitter reads 25 to 54 MB/s; pysbd reads 0.14 and semchunk 5.
 """
@@ -10,14 +10,13 @@ This splitter reads 25 to 54 MB/s; pysbd reads 0.14 and semchunk 5.
 from __future__ import annotations
 
 import functools
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 
 import numpy as np
 
 from revela.text.code import join_at, split_lines, units
-from revela.text.endings import has_headings
+from revela.text.endings import is_markdown
 from revela.text.headings import Section, sections
 from revela.text.parallel import batches, ordered_map
 from revela.text.sentences import sentences
@@ -27,8 +26,6 @@ from revela.types import Chunk, Document
 PASSAGE_WORDS = 120  # default maximum of a passage that is searched
 SPLIT_WORDS = 5  # minimum words per chunk of a document that is split into a number of chunks
 BATCH = 2**20  # characters per task of a worker process
-Cut = Callable[[Document], list[int]]
-"""Document -> the lengths of its pieces, in characters."""
 _PAUSES = ",;:\u060c\u061b\u3001\uff0c\uff1a\uff1b"
 
 
@@ -50,29 +47,24 @@ def chunk_all(
     ``parts``: split every document into this many chunks of nearly equal length in place of chunks
     of ``max_words``; documents that are too short have none.
     """
-    waiting: deque[list[tuple[int, Document]]] = deque()
-
-    def numbered() -> Iterator[list[tuple[int, Document]]]:
-        for batch in batches(enumerate(documents), lambda pair: len(pair[1].text), BATCH):
-            waiting.append(batch)
-            yield batch
-
-    # Workers return the lengths of pieces, not their text.
-    whole = functools.partial(_piece_lengths, max_words=max_words)
-    cut = functools.partial(_split_lengths, parts=parts) if parts else whole
-    for lengths in ordered_map(functools.partial(_measure, cut=cut), numbered(), workers):
-        for (index, document), pieces in zip(waiting.popleft(), lengths, strict=True):
+    numbered = batches(enumerate(documents), lambda pair: len(pair[1].text), BATCH)
+    measure = functools.partial(_measure, max_words=max_words, parts=parts)
+    for batch, lengths in ordered_map(measure, numbered, workers):
+        for (index, document), pieces in zip(batch, lengths, strict=True):
             yield from _cut(document, index, pieces)
 
 
-def _measure(numbered: Sequence[tuple[int, Document]], cut: Cut) -> list[list[int]]:
-    return [cut(document) for _, document in numbered]
+def _measure(batch: list[tuple[int, Document]], max_words: int, parts: int) -> list[list[int]]:
+    """The lengths of each document's pieces, which take less time to send than their text."""
+    if parts:
+        return [_split_lengths(document, parts) for _, document in batch]
+    return [_piece_lengths(document, max_words) for _, document in batch]
 
 
 def _split_lengths(document: Document, parts: int) -> list[int]:
     """Cut at the end of the sentence (in code, of the function or block) that is nearest to each
-    place, or of the nearest word if no sentence ends within a third of a chunk. [] if the document
-    is too short.
+    equal part, or of the nearest word if no sentence ends within a third of a chunk. [] if the
+    document is too short.
     """
     text, bounds = document.text, [0]
     pieces = units(text, document.id) if document.kind == "code" else sentences(text)
@@ -97,12 +89,12 @@ def _piece_lengths(document: Document, max_words: int) -> list[int]:
 
 
 def _section_lengths(document: Document, max_words: int) -> Iterator[int]:
-    """Pack each section. Short sections are joined if the heading above the chunk is above all of
-    them, so that the chunk's title is right.
+    """Pack each section. Short sections are joined if they all belong to the heading above the
+    chunk, so that its title is right.
     """
     length = total = above = 0
     whole = Section(0, 0, "", document.text)
-    for section in sections(document.text) if has_headings(document.id) else [whole]:
+    for section in sections(document.text) if is_markdown(document.id) else [whole]:
         pieces = list(packed(_section(section, max_words), max_words))
         for number, (piece, size) in enumerate(pieces):
             fits = len(pieces) == 1 and total + size <= max_words
@@ -137,7 +129,7 @@ def _cut(document: Document, index: int, lengths: Iterable[int]) -> Iterator[Chu
 
 
 def _fit(pieces: Iterable[str], max_words: int) -> Iterator[tuple[str, int]]:
-    """Cut too long pieces at blank lines, else at line ends, else between words.
+    """Cut pieces that are too long at blank lines, else at line ends, else between words.
 
     Yields (piece, number of words).
     """
@@ -149,10 +141,9 @@ def _fit(pieces: Iterable[str], max_words: int) -> Iterator[tuple[str, int]]:
         lines = split_lines(piece)
         blank = [not line.strip() for line in lines]
         blocks = join_at(lines, {i for i in range(1, len(lines)) if blank[i - 1] and not blank[i]})
-        if len(blocks) > 1:
-            yield from packed(_fit(blocks, max_words), max_words)
-        elif len(lines) > 1:
-            yield from packed(_fit(lines, max_words), max_words)
+        if len(lines) > 1:
+            parts = blocks if len(blocks) > 1 else lines
+            yield from packed(_fit(parts, max_words), max_words)
         else:
             yield from _runs(words(piece), max_words)
 

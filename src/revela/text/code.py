@@ -16,6 +16,7 @@ import re
 import textwrap
 import warnings
 from collections.abc import Container, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,7 @@ GRAMMARS = {
 }
 
 # Node types of the grammars: functions (nested ones stay in the outer one), classes, and nodes that
-# may be around and before them.
+# may surround or precede them.
 FUNCTIONS = frozenset({
     "function_definition", "function_declaration", "generator_function_declaration",
     "function_item", "macro_definition", "method_definition", "method_declaration", "method",
@@ -84,11 +85,12 @@ def units(text: str, name: str) -> list[str]:
     """
     lines = split_lines(text)
     ending = suffix(Path(name))
-    found: Definitions | None = None
-    if len(text) <= LONGEST:
-        in_grammars = ending in GRAMMARS
-        found = _tree_sitter(text, *GRAMMARS[ending]) if in_grammars else _python(text, lines)
-    starts, inside = found or (set(), set())
+    if len(text) > LONGEST:
+        starts, inside = set[int](), set[int]()
+    elif ending in GRAMMARS:
+        starts, inside = _tree_sitter(text, *GRAMMARS[ending])
+    else:
+        starts, inside = _python(text, lines)
     after_blank = {
         i
         for i in range(1, len(lines))
@@ -104,36 +106,24 @@ def split_lines(text: str) -> list[str]:
 
 def join_at(lines: list[str], starts: Container[int]) -> list[str]:
     """Join lines into units; a new unit begins at each start."""
-    found: list[str] = []
-    current: list[str] = []
-    for i, line in enumerate(lines):
-        if current and i in starts:
-            found.append("".join(current))
-            current = []
-        current.append(line)
-    if current:
-        found.append("".join(current))
-    return found
+    begins = [i for i in range(len(lines)) if i == 0 or i in starts]
+    return ["".join(lines[begin:end]) for begin, end in pairwise([*begins, len(lines)])]
 
 
-def _parse_python(source: str) -> ast.Module | None:
-    """The syntax tree; None if this is not Python."""
+def _parse_python(source: str) -> ast.Module:
+    """The syntax tree; an empty one if this is not Python."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the file's own faults, such as "\\d"
+            warnings.simplefilter("ignore")  # about faults of the file, such as "\\d"
             return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+        return ast.Module([], [])
 
 
-def _python(text: str, lines: list[str]) -> Definitions | None:
-    """Definitions by ast; None if this is not Python."""
-    tree = _parse_python(text)
-    if tree is None:
-        return None
-    starts: set[int] = set()
-    inside: set[int] = set()
-    waiting: list[ast.AST] = [tree]
+def _python(text: str, lines: list[str]) -> Definitions:
+    """Definitions by ast; none if this is not Python."""
+    starts, inside = set[int](), set[int]()
+    waiting: list[ast.AST] = [_parse_python(text)]
     while waiting:
         for node in ast.iter_child_nodes(waiting.pop()):
             if isinstance(node, Function | ast.ClassDef):
@@ -148,14 +138,11 @@ def _python(text: str, lines: list[str]) -> Definitions | None:
     return starts, inside
 
 
-def _tree_sitter(text: str, module: str, function: str) -> Definitions | None:
-    """Definitions by tree-sitter; None if it or the grammar is not installed."""
+def _tree_sitter(text: str, module: str, function: str) -> Definitions:
+    """Definitions by tree-sitter; none if it or the grammar is not installed."""
+    starts, inside = set[int](), set[int]()
     parser = _parser(module, function)
-    if parser is None:
-        return None
-    starts: set[int] = set()
-    inside: set[int] = set()
-    waiting = [parser.parse(text.encode()).root_node]
+    waiting = [parser.parse(text.encode()).root_node] if parser else []
     while waiting:
         for node in waiting.pop().children:
             is_definition = node.type in FUNCTIONS or node.type in CLASSES
@@ -177,8 +164,7 @@ def _first_line(node: Node) -> int:
     before = node.prev_sibling
     while before is not None and before.type in BEFORE and before.end_point.row >= first - 1:
         further = before.prev_sibling
-        same_row = further is not None and further.end_point.row == before.start_point.row
-        if further is not None and same_row and further.end_point.column:
+        if further and further.end_point.row == before.start_point.row and further.end_point.column:
             break  # a comment at the end of another line
         first, before = before.start_point.row, further
     return first
@@ -228,10 +214,9 @@ def without_docstring(source: str) -> tuple[str, str] | None:
 
 def _docstrings(source: str) -> Iterator[tuple[str, Function, int, int]]:
     """(first paragraph, function, first line, end line) of each docstring. Lines are counted from
-    0, the end is exclusive. Functions of only a docstring are left out.
+    0, the end is exclusive. Functions with only a docstring are left out.
     """
-    tree = _parse_python(source)
-    for node in ast.walk(tree) if tree is not None else ():
+    for node in ast.walk(_parse_python(source)):
         if not isinstance(node, Function) or len(node.body) < 2:
             continue
         docstring, first = ast.get_docstring(node), node.body[0]

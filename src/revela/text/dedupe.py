@@ -23,14 +23,14 @@ SHORTEST = 16
 SKETCH = 128  # numbers per document
 SEED = 42
 FOUND = 0.95  # probability that two documents of the given similarity share a band
-PART = 2**20  # characters whose shingles are found at a time, to bound memory
+PART = 2**20  # characters whose shingles are made at once, to bound memory
 
 
 def near_duplicates(
     documents: ArrowList[Document], similarity: float, never: Collection[int] = ()
 ) -> dict[int, int]:
     """Row of each document to drop -> row of an earlier, similar document that is kept. Rows in
-    ``never`` count as earlier than the others, and are not dropped.
+    ``never`` are never dropped, and come before all others.
 
     ``similarity`` is the minimum Jaccard similarity of two texts' shingles, 0 to 1. Titles are
     ignored; texts with fewer than ``SHORTEST`` shingles are never duplicates.
@@ -59,7 +59,8 @@ def near_duplicates(
 
 
 def bands_of(similarity: float) -> int:
-    """The fewest bands of which documents of this similarity share one with probability ``FOUND``.
+    """The smallest number of bands with which two documents of this similarity share a band with
+    probability ``FOUND``.
 
     The probability is 1 - (1 - s^r)^b for b bands of r numbers (Broder, 1997; Indyk & Motwani,
     1998). Fewer bands give fewer pairs to compare.

@@ -21,10 +21,10 @@ MARKDOWN = frozenset(
 
 
 def suffix(path: Path) -> str:
-    """The ending that gives the format: ``.jsonl`` for ``a.jsonl.gz``."""
+    """The ending that tells the format: ``.jsonl`` for ``a.jsonl.gz``."""
     return Path(path.stem if path.suffix in COMPRESSED else path).suffix.lower()
 
 
-def has_headings(name: str) -> bool:
+def is_markdown(name: str) -> bool:
     """Whether the document with this id is Markdown."""
     return "." in name and suffix(Path(name)) in MARKDOWN

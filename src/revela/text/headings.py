@@ -7,13 +7,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from revela.text.endings import has_headings
+from revela.text.endings import is_markdown
 from revela.types import Document
 
 LONGEST = 200  # maximum characters of a heading in a chunk's title
 _MARKED = r" {0,3}(?:(`{3,}|~{3,})(.*)|(#{1,6})[ \t]+(\S.*))"
 _MARKS = r"\n {0,3}(==+|--+)[ \t]*\r?$"
-# A single line after a blank one, but not a list item, a quotation or a row of a table.
+# A single line below a blank one that is not a list item, a quotation or a row of a table.
 _UNDERLINED = rf"(?:\A|(?<=\n\n)|(?<=\n\r\n)) {{0,3}}(?![-+*>|]|\d+[.)][ \t])(\S.*){_MARKS}"
 _LINE = re.compile(rf"^{_MARKED}()()$(?:\s*\n)?", re.MULTILINE)
 _LINE_OR_UNDERLINED = re.compile(rf"^(?:{_MARKED}$|{_UNDERLINED})(?:\s*\n)?", re.MULTILINE)
@@ -29,7 +29,7 @@ class Heading(NamedTuple):
         level: from 1, the highest.
         words: its text.
         start: index where its line begins.
-        end: index where the blank lines after it end.
+        end: index where the blank lines below it end.
     """
 
     place: int
@@ -44,7 +44,8 @@ END = Heading(sys.maxsize, 7, "", sys.maxsize, sys.maxsize)
 
 def titles(document: Document, chunks: Sequence[str]) -> list[str]:
     """The title of each chunk: the document's and, in Markdown, the headings above the chunk. A
-    heading that begins the chunk is left out. ``chunks`` are in order; blank text may be missing.
+    heading that begins the chunk is left out. ``chunks`` are in order; chunks of white space may be
+    missing.
 
     >>> text = "# Guide\\nFirst.\\n\\n## Install\\nRun pip.\\n\\nThen this."
     >>> chunks = ["# Guide\\nFirst.\\n\\n", "## Install\\nRun pip.\\n\\n", "Then this."]
@@ -52,7 +53,7 @@ def titles(document: Document, chunks: Sequence[str]) -> list[str]:
     ['', 'Guide', 'Guide > Install']
     """
     title = document.title.strip()
-    if not has_headings(document.id):
+    if not is_markdown(document.id):
         return [title] * len(chunks)
     # A first heading that equals the title is not repeated.
     repeated = [title] if title else []
@@ -89,9 +90,10 @@ class Section(NamedTuple):
 
 
 def sections(text: str) -> Iterator[Section]:
-    """The sections of Markdown in order; the text before all headings is one, too.
+    """The sections of Markdown in order; the text before the first heading is one, too.
 
-    A heading without text shares a section with the next heading, unless that is of a higher level.
+    A heading without text shares a section with the next heading, unless the level of that is
+    higher.
     """
     levels = [0]
     start = end = above = 0
@@ -109,7 +111,7 @@ def sections(text: str) -> Iterator[Section]:
 
 
 def first_heading(text: str) -> str:
-    """The words of the first heading of Markdown, if it is of the highest level; else "".
+    """The words of the first heading of Markdown if it has level 1; else "".
 
     >>> first_heading("[![build](a.svg)](b)\\n\\n# Bees\\n\\nThey dance.")
     'Bees'
@@ -119,7 +121,7 @@ def first_heading(text: str) -> str:
 
 
 def _headings(text: str) -> Iterator[Heading]:
-    """Headings in order; a # in fenced code is no heading."""
+    """Headings in order; a # in fenced code does not begin one."""
     fence = ""
     pattern = _LINE_OR_UNDERLINED if _HAS_UNDERLINED.search(text) else _LINE  # twice as fast
     for line in pattern.finditer(text):

@@ -1,4 +1,4 @@
-"""Read judged queries in BEIR layout, to score on and to train on.
+"""Read judged queries in BEIR layout, to evaluate on and to train on.
 
 A folder has queries.jsonl (or .gz) and qrels/SPLIT.tsv, which has a header and the columns
 query-id, corpus-id and score, or TREC's four columns. Scores are integers; above 0 is relevant.
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from revela.errors import RevelaError
+from revela.terminal import counted
 from revela.text.readers.common import numbered_lines
 from revela.text.spool import ArrowList, arrow_list
 from revela.types import Chunk, Document
@@ -26,7 +27,7 @@ Qrels = dict[str, dict[str, int]]
 
 
 def read_judgements(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
-    """Query id -> text, of queries with a relevant document; and all scores."""
+    """Query id -> text, for queries with a relevant document; and all scores."""
     queries = {str(row["_id"]): str(row["text"]) for row in read_rows(folder, "queries.jsonl")}
     path = folder / "qrels" / f"{split}.tsv"
     qrels = _read_qrels(path)
@@ -41,7 +42,7 @@ def read_judgements(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
         )
     if blank := [q for q in judged if not queries[q].strip()]:
         raise RevelaError(
-            f"{folder}: {len(blank)} judged queries of queries.jsonl are empty (first: "
+            f"{folder}: queries.jsonl has no text for {len(blank):,} of the judged queries (first: "
             f"{blank[0]}): write them, or drop them from the qrels"
         )
     return {q: queries[q] for q in judged}, qrels
@@ -52,52 +53,48 @@ def check_unknown(path: Path, kind: str, ids: Iterable[str], existing: Mapping[s
     if unknown := sorted(set(ids) - existing.keys()):
         where = "corpus.jsonl" if kind == "corpus-id" else "queries.jsonl"
         raise RevelaError(
-            f"{path} names {len(unknown)} {kind}s that {where} lacks (first: {unknown[0]}): "
+            f"{path} has {counted(len(unknown), kind)} that {where} lacks (first: {unknown[0]}): "
             "correct one of the two files"
         )
 
 
 def jsonl_file(folder: Path, name: str) -> Path:
-    """A folder's JSONL file, or its .gz if there is only that."""
+    """A folder's JSONL file, or its .gz if only that exists."""
     path, compressed = folder / name, folder / f"{name}.gz"
     return compressed if compressed.is_file() and not path.is_file() else path
 
 
 def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
-    """The rows of a folder's JSONL file, or of its .gz, with _id and text; equal rows once."""
+    """The rows, with _id and text, of a folder's JSONL file or its .gz; equal rows once."""
     path = jsonl_file(folder, name)
     if not path.is_file():
         raise RevelaError(f"{folder} is not a BEIR-layout folder: it has no {name} (nor {name}.gz)")
-    rows = dict[str, dict[str, Any]]()
-    for row in _rows_of(path):
-        if rows.setdefault(str(row["_id"]), row) != row:
-            raise RevelaError(f'{path} has two texts of the _id "{row["_id"]}": give each its own')
-    return list(rows.values())
+    return list(_rows_of(path).values())
 
 
 def read_queries(path: Path) -> dict[str, str]:
-    """Read a file with a query per line: query id -> text.
+    """Read a file with one query per line: query id -> text.
 
-    A line of .jsonl is JSON with _id and text; of any other file text, with its number as id.
+    A line of a .jsonl file is JSON with _id and text; a line of any other file is text, and its
+    number is the id.
     """
+    expected = "give a file with one query per line"
     if not path.is_file():
-        raise RevelaError(f"{path} does not exist: give a file with a query a line")
+        raise RevelaError(f"{path} does not exist: {expected}")
     if ".jsonl" in path.suffixes:
-        pairs = [(str(row["_id"]), str(row["text"])) for row in _rows_of(path)]
+        queries = {name: str(row["text"]) for name, row in _rows_of(path).items()}
     else:
-        pairs = [(str(n), line.strip()) for n, line in numbered_lines(path) if line.strip()]
-    queries = dict(pairs)
+        queries = {str(n): line.strip() for n, line in numbered_lines(path) if line.strip()}
     if not queries:
-        raise RevelaError(f"{path} is empty: give a file with a query a line")
-    if len(queries) < len(pairs):
-        raise RevelaError(f"{path} has {len(pairs) - len(queries):,} ids twice: give each one once")
+        raise RevelaError(f"{path} is empty: {expected}")
     if blank := [name for name, text in queries.items() if not text.strip()]:
         raise RevelaError(f"{path}: the query {blank[0]} is empty: write it, or drop it")
     return queries
 
 
-def _rows_of(path: Path) -> list[dict[str, Any]]:
-    rows = []
+def _rows_of(path: Path) -> dict[str, dict[str, Any]]:
+    """_id -> row, of a JSONL file; equal rows once."""
+    rows = dict[str, dict[str, Any]]()
     for number, line in numbered_lines(path):
         if line.strip():
             try:
@@ -109,7 +106,9 @@ def _rows_of(path: Path) -> list[dict[str, Any]]:
                     f"{path}: line {number} cannot be read ({type(error).__name__}: {error})"
                 ) from error
             # A null is an empty text, not the word "None".
-            rows.append({name: "" if value is None else value for name, value in row.items()})
+            row = {name: "" if value is None else value for name, value in row.items()}
+            if rows.setdefault(str(row["_id"]), row) != row:
+                raise RevelaError(f'{path} has two texts for _id "{row["_id"]}": give each its own')
     return rows
 
 
@@ -131,13 +130,13 @@ def _read_qrels(path: Path) -> Qrels:
             score = float(given)
         except ValueError:
             raise RevelaError(
-                f"{path}:{number} is not query-id, corpus-id and score separated by tabs, nor the "
-                "four columns of TREC"
+                f"{path}:{number}: expected query-id, corpus-id and score, separated by tabs, or "
+                "the four columns of TREC"
             ) from None
         if not score.is_integer():
             raise RevelaError(
-                f"{path}:{number}: the score {given} is no whole number: multiply all scores so "
-                "that each is one"
+                f"{path}:{number}: the score {given} is not an integer: multiply all scores so "
+                "that they are integers"
             )
         if (before := qrels.setdefault(query, {}).setdefault(document, int(score))) != score:
             raise RevelaError(
@@ -147,24 +146,18 @@ def _read_qrels(path: Path) -> Qrels:
     return qrels
 
 
-def queries_by_document(folder: Path) -> dict[str, dict[str, None]]:
-    """Id of each document that is relevant in qrels/train.tsv -> its queries, each text once."""
-    texts, qrels = read_judgements(folder, "train")
-    queries_of: dict[str, dict[str, None]] = {}
-    for query, text in texts.items():
-        for document, score in qrels[query].items():
-            if score > 0:
-                queries_of.setdefault(document, {})[text] = None
-    return queries_of
-
-
 def queries_by_id(folders: Sequence[Path]) -> dict[str, dict[str, None]]:
-    """``queries_by_document`` of several folders, by ``domain_id``."""
-    return {
-        domain_id(name, i, folders): queries
-        for i, folder in enumerate(folders)
-        for name, queries in queries_by_document(folder).items()
-    }
+    """``domain_id`` of each document that is relevant in qrels/train.tsv of a folder -> its
+    queries, each text once.
+    """
+    queries_of: dict[str, dict[str, None]] = {}
+    for i, folder in enumerate(folders):
+        texts, qrels = read_judgements(folder, "train")
+        for query, text in texts.items():
+            for document, score in qrels[query].items():
+                if score > 0:
+                    queries_of.setdefault(domain_id(document, i, folders), {})[text] = None
+    return queries_of
 
 
 def domain_id(name: str, i: int, folders: Sequence[Path]) -> str:
@@ -173,7 +166,7 @@ def domain_id(name: str, i: int, folders: Sequence[Path]) -> str:
 
 
 def in_domains(parts: Iterable[Sequence[Document]]) -> ArrowList[Document]:
-    """The documents of several corpora, by ``domain_id``."""
+    """The documents of several corpora, renamed by ``domain_id``."""
     documents = ((i, document) for i, part in enumerate(parts) for document in part)
     return arrow_list(Document, (replace(d, id=f"{i}/{d.id}") for i, d in documents))
 
@@ -183,7 +176,7 @@ def pair_rows(
 ) -> ArrowList[Chunk]:
     """Rows of whole documents (title and text): one for each query that a document answers.
 
-    With ``others``, documents that answer no query follow. Ids are by ``domain_id``.
+    With ``others``, documents that answer no query follow. Ids are those of ``domain_id``.
     """
     queries_of = queries_by_id(folders)
     missing = dict(queries_of)
@@ -200,16 +193,15 @@ def pair_rows(
     pairs = arrow_list(Chunk, rows())
     for i, folder in enumerate(folders):
         start = domain_id("", i, folders)
-        total, left_out = (
-            sum(len(queries) for name, queries in some.items() if name.startswith(start))
-            for some in (queries_of, missing)
-        )
-        if total == left_out:
-            first = next(name for name in missing if name.startswith(start))
+        sizes = {name: len(q) for name, q in queries_of.items() if name.startswith(start)}
+        left_out = sum(size for name, size in sizes.items() if name in missing)
+        used = sum(sizes.values()) - left_out
+        if not used:
+            first = next(iter(sizes)).removeprefix(start)
             raise RevelaError(
                 f"{folder}: no relevant document of qrels/train.tsv is trained on (first: "
-                f"{first.removeprefix(start)}): give the corpus that it names, with its ids as _id"
+                f"{first}): give the corpus that it names, with its ids as _id"
             )
-        note = f"; {left_out:,} left out, whose documents are not in what was read, or are held out"
-        log.info(f"{total - left_out:,} pairs of {folder}{note if left_out else ''}")
+        note = f"; {left_out:,} left out, whose documents were not read, or are held out"
+        log.info(f"{used:,} pairs of {folder}{note if left_out else ''}")
     return pairs

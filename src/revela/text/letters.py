@@ -1,5 +1,5 @@
 """Characters of all scripts: what is a letter, normalisation, folding, the script of a text; and
-strings that are one term more as a whole: dates, versions, part numbers, e-mail addresses.
+strings that are also terms as a whole: dates, versions, part numbers, e-mail addresses.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ PAIRED = r"\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}
 TRIPLED = r"\p{Script=Thai}\p{Script=Lao}\p{Script=Khmer}\p{Script=Myanmar}"
 # A letter, digit or mark where words are spaced (regex.V1).
 LETTER = rf"[{MARKED}--[{PAIRED}{TRIPLED}]]"
-ZWNJ = "\u200c"  # parts a Persian word that is also written as one, or as two
+ZWNJ = "\u200c"  # within a Persian word that is also written without it, or as two words
 # Invisible characters within words: soft hyphens, joiners, marks of direction, variation selectors.
 _INVISIBLE = regex.compile(rf"(?<!\p{{scx=Arabic}}){ZWNJ}|[\p{{Cf}}\p{{DI}}--{ZWNJ}]", regex.V1)
-# In Ukrainian and Belarusian, an apostrophe of any kind parts no word.
+# In Ukrainian and Belarusian, an apostrophe of any kind is part of a word.
 _APOSTROPHE = regex.compile(
     r"(?<=\p{Script=Cyrillic})['\u2018\u2019\u02bc`](?=\p{Script=Cyrillic})"
 )
@@ -29,7 +29,7 @@ _VOWELS = regex.compile(
     r"\u093c"  # the nukta of Hindi, which many leave out
     r"\u0610-\u061a\u0640\u064b-\u065f\u0670\u06d6-\u06dc\u06df-\u06e8\u06ea-\u06ed]"  # Arabic
 )
-_ACCENTS = regex.compile(r"[\u0300-\u036f\u0483-\u0487\u0653-\u0655]")  # the last ones: hamza
+_ACCENTS = regex.compile(r"[\u0300-\u036f\u0483-\u0487\u0653-\u0655]")  # 0653 to 0655: hamza
 _CLUSTER = regex.compile(r"\X")
 _DIGIT = re.compile(r"(?![0-9])\d")
 # Letters with two codes: Persian and Arabic kaf and yeh, and chillus of Malayalam.
@@ -37,12 +37,12 @@ _FOLDED = dict(zip("کیىۀٱ", "كييها", strict=True))
 _FOLDED |= {c: f"{base}\u0d4d" for c, base in zip("ൺൻർൽൾൿൔൕൖ", "ണനരലളകമയഴ", strict=True)}
 _LETTERS = {"ı": "i", "ø": "o", "ł": "l", "đ": "d", "ß": "ss", "æ": "ae", "œ": "oe"}
 _FOLD, _PLAIN = str.maketrans(_FOLDED), str.maketrans(_LETTERS | _FOLDED)
-MAX_LENGTH = 64  # characters; a longer string is none
+MAX_LENGTH = 64  # characters of a string that is a term
 CACHED = 2**18  # terms of strings, which a corpus repeats
 _HYPHENS = r"\-\u2010-\u2015\u2212"
 JOINT = rf"[_./:@#+\\{_HYPHENS}]{{1,2}}"  # between the parts of an identifier
-# Strings that are one term more, with digits or @: identifiers, e-mail addresses, numbers with one
-# kind of sign, numbers and telephone numbers with spaces, and dates in Chinese and Korean.
+# Strings with digits or @ that are also terms: identifiers, e-mail addresses, numbers with one kind
+# of sign, numbers and telephone numbers with spaces, and dates in Chinese and Korean.
 _HAS_WHOLE = re.compile(r"[\d@]")
 _WITHOUT_WHOLE = re.compile(r"(?:(?<!\S)[^\s\d@]++(?!\S)\s*+)++")
 _WHOLES = [
@@ -61,7 +61,7 @@ _NEEDLESS = regex.compile(r"(?<=\p{L})-(?=\d)|(?<=\d)-(?=\p{L})")  # NW-1007 is 
 
 
 def normalised(text: str) -> str:
-    """NFKC, without invisible characters, and apostrophes of Cyrillic words."""
+    """A text in NFKC, without invisible characters and the apostrophes of Cyrillic words."""
     if text.isascii():
         return text
     plain: str = _APOSTROPHE.sub("", unicodedata.normalize("NFKC", _INVISIBLE.sub("", text)))
@@ -69,13 +69,14 @@ def normalised(text: str) -> str:
 
 
 def lowercase(word: str, language: str) -> list[str]:
-    """A word in lower case; in Turkish I is ı, but i in foreign words such as API."""
-    forms = [word.replace("I", "ı"), word] if language == "tr" else [word]
-    return [form.replace("İ", "i").lower() for form in forms] if len(forms) > 1 else [word.lower()]
+    """A word in lower case. In Turkish it has two forms: I is ı, but i in foreign words (API)."""
+    if language != "tr":
+        return [word.lower()]
+    return [form.replace("İ", "i").lower() for form in (word.replace("I", "ı"), word)]
 
 
 def folded(word: str) -> str:
-    """A word without vowel marks, and with one code for each letter."""
+    """A word without vowel marks, with one code point for each letter."""
     plain: str = _VOWELS.sub("", word)
     return plain.translate(_FOLD)
 
@@ -100,18 +101,13 @@ def character_ngrams(run: str, begin: int, n: int) -> Iterator[tuple[int, int, s
 
 def script_of(text: str) -> str:
     """The script of a text's first letter, as its name in Unicode begins, such as "CYRILLIC"."""
-    letter = next((letter for letter in text if letter.isalpha()), "")
-    return _script_of(letter) if letter else ""
-
-
-@lru_cache(maxsize=2**12)
-def _script_of(letter: str) -> str:
-    return unicodedata.name(letter, "").split(" ")[0]
+    letter = next(filter(str.isalpha, text), "")
+    return unicodedata.name(letter, "").split(" ")[0] if letter else ""
 
 
 def wholes(text: str) -> list[tuple[int, int, str]]:
-    """Begin, end and term of each string that is a term as a whole: signs but @, + and # are alike,
-    and none is needed between letters and digits. Strings may overlap.
+    """Begin, end and term of each string that is a term as a whole. Signs other than @, + and # are
+    equal, and a sign between letters and digits is left out. Strings may overlap.
 
     >>> wholes("v1.2.3 of 2024/06/05, NW-1007")
     [(0, 6, 'v1-2-3'), (10, 20, '2024-06-05'), (22, 29, 'nw1007'), (1, 6, '1-2-3')]
@@ -126,7 +122,7 @@ def wholes(text: str) -> list[tuple[int, int, str]]:
 
 
 def whole_terms(text: str) -> list[str]:
-    """The terms of ``wholes``, without their places, which takes less time."""
+    """The terms of ``wholes``, without their places, in less time."""
     if not _HAS_WHOLE.search(text):
         return []
     return [term for _, _, term in wholes(_WITHOUT_WHOLE.sub("x ", normalised(text)))]
@@ -134,8 +130,8 @@ def whole_terms(text: str) -> list[str]:
 
 @lru_cache(CACHED)
 def _whole(string: str) -> str:
-    """The term of a string; "" if it has no digit or @, or is a row of numbers that is not as long
-    as a telephone number.
+    """The term of a string; "" if it has no digit or @, or if it is numbers with spaces and has not
+    as many digits as a telephone number.
     """
     if not _HAS_WHOLE.search(string):
         return ""

@@ -30,7 +30,7 @@ class Reading:
     title_field: str = "title"
     "Field or column that holds the title."
     join_titles: bool = False
-    "Join neighbouring rows of one title: a file of passages becomes articles again."
+    "Join neighbouring rows with the same title: a file of passages becomes articles again."
 
     def fields(self, metadata: Sequence[str] = (), for_search: bool = False) -> Fields:
         """The names of a row's fields."""
@@ -56,8 +56,8 @@ def read_corpus(
     """Read all documents into a temporary file, in order of source, path and row.
 
     Args:
-        sources: folders, files of any format in ``readers.READERS``, hub:owner/name, and what
-            ``sources_of`` gives.
+        sources: folders, files of any format in ``readers.READERS``, hub:owner/name, and those of
+            ``sources_of``.
         reading: names of fields, and whether to join titles.
         distinct: drop documents with the same title and text as an earlier one.
         near: drop documents at least this similar to an earlier one (``near_duplicates``); 0: none.
@@ -66,8 +66,8 @@ def read_corpus(
         rename_repeated: use a row's place as its id if another row has the same id.
         metadata: other fields or columns to keep with each document.
         for_search: also keep the date and the type of its file.
-        judged: ids of documents that are never dropped, unless they are empty; near-duplicates of
-            them are dropped first.
+        judged: ids of documents that are never dropped, unless they are empty; their
+            near-duplicates are dropped instead.
 
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
@@ -79,11 +79,7 @@ def read_corpus(
     >>> report.lines()
     ['read 1 document, 7 words: 100.0 % of the bytes of files that may hold text']
     """
-    if not 0 <= near <= 1:
-        raise RevelaError(f"--near-duplicates {near}: give a number from 0 (keep them) to 1")
-    report = ReadReport(judged=judged)
-    if rename_repeated:
-        report.claim = first_claim()
+    report = ReadReport(judged=judged, claim=first_claim() if rename_repeated else None)
     read = read_sources(sources, reading.fields(metadata, for_search), report)
     if reading.join_titles:
         read = joined_by_title(read, report)
@@ -91,8 +87,7 @@ def read_corpus(
     documents = arrow_list(Document, filter_documents(bar, distinct, min_words, report))
     check_report(len(documents), report, sources, max_bad_share)
     if near:
-        ids = documents.column("id") if judged else ()
-        never = {row for row, name in enumerate(ids) if name in judged}
+        never = {row for row, name in enumerate(documents.column("id")) if name in judged}
         dropped = near_duplicates(documents, near, never)
         for row, kept in dropped.items():
             document = documents[row]
@@ -138,7 +133,7 @@ def filter_documents(
     documents: Iterable[Document], distinct: bool, min_words: int, report: ReadReport
 ) -> Iterator[Document]:
     """Documents with at least ``min_words`` words; with ``distinct`` each text once. Judged
-    ones need one word only, and may have the text of another.
+    documents need only one word, and may have the text of another.
     """
     seen = set[bytes]()
     for document in documents:
@@ -159,7 +154,7 @@ def filter_documents(
 def joined_by_title(documents: Iterable[Document], report: ReadReport) -> Iterator[Document]:
     """Join neighbouring passages with the same title into an article, with the first one's id.
 
-    A space joins them, as files of 100-word passages cut sentences.
+    They are joined by a space, because files of 100-word passages cut sentences.
     """
     for title, group in groupby(documents, key=lambda document: document.title):
         if not title:

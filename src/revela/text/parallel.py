@@ -16,7 +16,7 @@ AHEAD = 3  # maximum results per worker that wait to be read
 
 
 def batches(items: Iterable[Item], size: Callable[[Item], int], limit: int) -> Iterator[list[Item]]:
-    """Batches of neighbouring items; their sizes sum to ``limit`` or more, except in the last.
+    """Batches of consecutive items; their sizes sum to ``limit`` or more, except in the last.
 
     >>> list(batches(["a", "bb", "ccc", "d"], len, limit=3))
     [['a', 'bb'], ['ccc'], ['d']]
@@ -34,7 +34,7 @@ def batches(items: Iterable[Item], size: Callable[[Item], int], limit: int) -> I
 
 
 def pack(lengths: Sequence[int], limit: int) -> Iterator[range]:
-    """Ranges of neighbours whose lengths sum to at most ``limit``; a longer one is alone.
+    """Ranges of consecutive indices whose lengths sum to at most ``limit``, or of one longer item.
 
     >>> list(pack([1, 2, 4, 1], limit=3))
     [range(0, 2), range(2, 3), range(3, 4)]
@@ -51,15 +51,15 @@ def pack(lengths: Sequence[int], limit: int) -> Iterator[range]:
 
 def ordered_map(
     work: Callable[[Item], Result], items: Iterable[Item], workers: int
-) -> Iterator[Result]:
-    """``map`` over processes, with results in order and a few items read ahead.
+) -> Iterator[tuple[Item, Result]]:
+    """Each item and its result, in order, computed in processes with a few items read ahead.
 
     With one worker, or fewer items than workers, it runs in this process.
     """
     stream = iter(items)
     first = list(islice(stream, workers))
     if workers <= 1 or len(first) < workers:
-        yield from map(work, chain(first, stream))
+        yield from ((item, work(item)) for item in chain(first, stream))
         return
     methods = multiprocessing.get_all_start_methods()
     # Fork if possible: a forked worker starts at once, but a spawned one imports the caller's
@@ -68,10 +68,11 @@ def ordered_map(
     # A worker must not collect its parent's garbage: OpenVINO's objects would wait for threads that
     # exist only in the parent.
     with ProcessPoolExecutor(workers, mp_context=context, initializer=gc.freeze) as pool:
-        waiting: deque[Future[Result]] = deque(pool.submit(work, item) for item in first)
-        for item in stream:
-            waiting.append(pool.submit(work, item))
+        waiting = deque[tuple[Item, Future[Result]]]()
+        for item in chain(first, stream):
+            waiting.append((item, pool.submit(work, item)))
             if len(waiting) >= AHEAD * workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+                done, future = waiting.popleft()
+                yield done, future.result()
+        for done, future in waiting:
+            yield done, future.result()

@@ -1,7 +1,7 @@
 """Split prose into sentences. Closing quotes belong to the sentence; full stops in abbreviations,
-initials, ordinals and list numbers do not end it. In doubt the sentence goes on.
+initials, ordinals and list numbers do not end it.
 
-If a full stop may be both, as in "He lives in the U.S. It is large", no end is seen.
+A full stop that may be either, as in "He lives in the U.S. It is large", does not end a sentence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ENDS = (
     "\u3002\ua4ff\ua8ce\ua8cf\ua92f\ua9c8\ua9c9\uabeb\ufe56\ufe57\uff01\uff1f\uff61"
 )
 _MARK = f"[{_SPACED}{_ENDS}]"
-# Searching is twice as fast for a pattern that begins with one set of characters. A run of marks is
+# A search is twice as fast if the pattern begins with one set of characters. A run of marks is
 # tried only at its first mark; otherwise time would grow with the square of its length.
 _BOUNDARY = re.compile(
     f"[{_SPACED}{_ENDS}\n](?:(?<=\n)[ \t\r]*+\n\\s*+"
@@ -28,9 +28,9 @@ _BOUNDARY = re.compile(
     f"|(?<=[{_ENDS}])(?:[{CLOSING}]++(?!\u3068)|(?![{CLOSING}])){MARKS}"
     "(?![\u3001\uff0c])))"
 )
-ENDED = re.compile(f"(?:{_MARK})[{CLOSING}]*$")  # the end of a text that ends a sentence
-# By language; without single letters, and without abbreviations with full stops inside, like z.B.
-# and т.д.
+ENDED = re.compile(f"(?:{_MARK})[{CLOSING}]*$")  # the end of a text that ends with a sentence
+# By language. Single letters and abbreviations with full stops inside, such as z.B. and т.д., are
+# recognised without a list.
 _ABBREVIATIONS = frozenset(
     """
     Mr Mrs Ms Dr Prof St Mt Fig Figs fig Eq Eqs eq No Nos Vol vol pp cf vs al approx ca etc Inc Ltd
@@ -108,7 +108,7 @@ def sentences(text: str) -> list[str]:
     out, start = [], 0
     for match in _BOUNDARY.finditer(text):
         place, end, mark = match.start(), match.end(), match.group()[0]
-        if mark in _SPACED and _goes_on(text, start, place, end):
+        if mark in _SPACED and _continues(text, start, place, end):
             continue
         out.append(text[start:end])
         start = end
@@ -117,8 +117,8 @@ def sentences(text: str) -> list[str]:
     return out
 
 
-def _goes_on(text: str, start: int, place: int, end: int) -> bool:
-    """Whether a sentence goes on after a mark that is followed by white space.
+def _continues(text: str, start: int, place: int, end: int) -> bool:
+    """Whether a sentence continues after a mark that is followed by white space.
 
     Args:
         start: index where the sentence begins.
@@ -126,7 +126,7 @@ def _goes_on(text: str, start: int, place: int, end: int) -> bool:
         end: index where the next sentence would begin.
 
     >>> text = "Dr. Ito lives in Hauptstr. 5, z. B. since May. It is small."
-    >>> [_goes_on(text, 0, i, i + 2) for i, mark in enumerate(text[:-1]) if mark == "."]
+    >>> [_continues(text, 0, i, i + 2) for i, mark in enumerate(text[:-1]) if mark == "."]
     [True, True, True, True, False]
     """
     after = text[end : end + 1]
@@ -147,11 +147,11 @@ def _goes_on(text: str, start: int, place: int, end: int) -> bool:
             return word.endswith("str")
     elif word.isdigit() and len(word) == place - start < 4:
         return True
-    return _is_no_end(text, start, place, end)
+    return _continues_after_short_word(text, start, place, end)
 
 
-def _is_no_end(text: str, start: int, place: int, end: int) -> bool:
-    """``_goes_on``, for a full stop after a short word, a number or the like."""
+def _continues_after_short_word(text: str, start: int, place: int, end: int) -> bool:
+    """``_continues``, for a full stop after a short word, a number or the like."""
     parts = text[max(start, place - _SENTENCE_LEFT) : place].split()
     if not parts:
         return False
@@ -176,12 +176,13 @@ def _is_no_end(text: str, start: int, place: int, end: int) -> bool:
 
 
 def _is_number_of_list(text: str, start: int, place: int) -> bool:
-    """Whether only a number is before the full stop, in the sentence or in its line."""
+    """Whether the full stop follows only a number in its sentence or line."""
     line = text.rfind("\n", max(start, place - _SENTENCE_LEFT), place) + 1 or start
     return place - line < _SENTENCE_LEFT and bool(_NUMBER.fullmatch(text, line, place))
 
 
 def _is_ordinal(before: list[str], after: list[str]) -> bool:
+    """Whether a number is an ordinal (3. Oktober) or numbers an item of a list, by its context."""
     former = before[-2] if len(before) > 1 else ""
     is_bullet = bool(former) and not any(map(str.isalnum, former))
     next_word = after[0].rstrip(",.;:!?)") if after else ""

@@ -1,4 +1,4 @@
-"""Keep documents and chunks on disk, as a sequence that may be larger than memory.
+"""Store documents and chunks on disk, as a sequence that may be larger than memory.
 
 Items are written in batches to a temporary Arrow file, which is memory-mapped.
 """
@@ -180,9 +180,9 @@ def write(kind: type[Item], items: Iterable[Item], path: Path) -> None:
             except UnicodeEncodeError as error:
                 text = f"{error.object[max(0, error.start - 20) : error.end]!a}"
                 raise RevelaError(
-                    f"a text is not Unicode (half of a surrogate pair, {text}): mend it"
+                    f"a text is not Unicode (half of a surrogate pair, {text}): correct it"
                 ) from error
-            with _disk_errors(path.parent):  # errors of ``items`` pass
+            with _disk_errors(path.parent):  # not around ``items``, whose errors are others
                 writer = writer or pa.ipc.new_stream(sink, batch.schema)
                 writer.write_batch(batch)
         if writer is not None:

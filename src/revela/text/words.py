@@ -1,8 +1,8 @@
 """Words, the unit of length for text in every script.
 
 In scripts with spaces, a word is text between white space. In Han and Kana it is two characters; in
-Thai, Lao, Tibetan, Myanmar and Khmer five, as a translation of 29,700 English words (XQuAD) has 1.7
-Chinese and 4.7 Thai characters per word, without vowel signs and tones. In a run of over
+Thai, Lao, Tibetan, Myanmar and Khmer five, because a translation of 29,700 English words (XQuAD)
+has 1.7 Chinese and 4.7 Thai characters per word, without vowel signs and tones. In a run of over
 ``LONGEST`` characters (base64, minified code, DNA) it is ``PIECE`` characters.
 """
 
@@ -15,12 +15,12 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 HAN, THAI = 2, 5  # characters per word
-LONGEST, PIECE = 100, 6  # of 2.6 million words of Python's documentation, 124 are longer
-# A letter that is not ASCII, or a word, maybe with a number, that is not part of encoded data.
+LONGEST, PIECE = 100, 6  # 124 of the 2.6 million words of Python's documentation are longer
+# A letter beyond ASCII, or a word, perhaps with a number, that is not part of encoded data.
 _NATURAL = re.compile(r"[^\W\d_\x00-\x7f]|(?<![\w+/=])[A-Za-z]+(?:(?<=\w{3})\d+)?(?![\w+/=])")
 FEW_LETTERS = 0.05  # of a text's characters
 
-# Unicode's blocks with combining marks; searching only these saves time at start.
+# Unicode's blocks with combining marks; reading only these saves time at import.
 _BLOCKS = ((0x300, 0x3100), (0xA600, 0xAC00), (0xFB1E, 0xFB1F), (0xFE00, 0xFE30),
            (0x10000, 0x12000), (0x13400, 0x13500), (0x16000, 0x17000), (0x1BC00, 0x1BD00),
            (0x1CF00, 0x1D300), (0x1DA00, 0x1DB00), (0x1E000, 0x1EA00))  # fmt: skip
@@ -30,8 +30,8 @@ _MARKS = [
     for code in range(*block)
     if unicodedata.category(chr(code)).startswith("M")
 ]
-# Joiners, modifiers of emoji, and AM of Thai and Lao, which is a letter, count as marks. Characters
-# above the first plane are matched separately, as re compares these one by one, which is slow.
+# Joiners, modifiers of emoji, and the letter AM of Thai and Lao count as marks. Characters above
+# the first plane are matched separately, because re compares them one by one, which is slow.
 _LOW = "".join(mark for mark in _MARKS if mark < "\U00010000") + (
     "\u0e33\u0eb3\u200b-\u200d\u2060\ufeff"
 )
@@ -103,8 +103,8 @@ def joined(some: Iterable[str]) -> str:
 
 
 def terms(text: str) -> list[str]:
-    """The units for comparing texts: words without punctuation, and single characters in scripts
-    without spaces.
+    """The units by which texts are compared: words without punctuation, and single characters in
+    scripts without spaces.
 
     >>> terms("It's 花丛。")
     ['It', 's', '花', '丛']
@@ -124,8 +124,6 @@ def splits_word(text: str, place: int) -> bool:
 
 def count_terms(terms: Sequence[str]) -> int:
     """The length of ``terms`` in words, rounded up."""
-    if not _UNSPACED.search("".join(terms)):
-        return len(terms)
     shares = (
         1 / HAN if _IS_HAN.match(term) else 1 / THAI if _UNSPACED.match(term) else 1
         for term in terms
@@ -135,7 +133,7 @@ def count_terms(terms: Sequence[str]) -> int:
 
 def runs(text: str) -> list[str]:
     """All overlapping runs of a word's length in scripts without spaces. Runs with hiragana, which
-    is mostly grammar, are left out.
+    is mostly grammatical, are left out.
 
     >>> runs("花丛之间 in 花")
     ['花丛', '丛之', '之间']
@@ -149,8 +147,8 @@ def runs(text: str) -> list[str]:
 
 
 def has_words(text: str) -> bool:
-    """Whether words are more than a few of a text's characters. Others, of encoded data or bare
-    numbers, have no vector, as encoders take them for near to anything.
+    """Whether words make up more than ``FEW_LETTERS`` of a text's characters. Other texts, such as
+    encoded data or bare numbers, get no vector, because encoders place them near to anything.
 
     >>> has_words("It melts at 63 °C."), has_words("iVBORw0KGgoAAAANSUhEUgAAAAUA/AAAF+CAYAAACN")
     (True, False)

@@ -164,7 +164,7 @@ def test_pipes_are_not_waited_for(tmp_path):
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
     assert found == ["a.txt", "sub/b.txt"]
-    assert report.lines()[1:] == ["not read: 1 .txt, 1 .pdf, 1 .doc (no file)"]
+    assert report.lines()[1:] == ["not read: 1 .txt, 1 .pdf, 1 .doc (not a file)"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")

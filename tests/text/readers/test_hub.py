@@ -38,7 +38,7 @@ def test_a_configuration_and_a_split_are_streamed(dataset, tail, ids):
 
 
 MISSING = [
-    ("", {}, r"name one of its configurations \['one', 'two'\], as hub:owner/name:conf"),
+    ("", {}, r"choose one of its configurations \['one', 'two'\], as hub:owner/name:conf"),
     (":three", {}, r"\['one', 'two'\]"),
     (":two:dev", {}, "dev.*; check hub:owner/name:configuration:split"),
     (":one", {"text_field": "body"}, r'no column "body"; name one .* \(has id, text, x\)'),

@@ -73,7 +73,7 @@ def test_large_json_is_data(reads, tmp_path, monkeypatch):
     monkeypatch.setattr(common, "MAX_BYTES", 1000)
     files = {"a.txt": SENTENCE, "large.json": json.dumps([{"text": SENTENCE}] * 100)}
     assert reads(files)[1].lines()[1] == "not read: 1 .json (over 0 MB)"
-    with pytest.raises(RevelaError, match=r"large\.json: JSON over 0 MB; make it JSONL"):
+    with pytest.raises(RevelaError, match=r"large\.json: JSON over 0 MB; convert it to JSONL"):
         read_corpus([tmp_path / "large.json"])
 
 

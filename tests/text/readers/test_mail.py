@@ -11,7 +11,7 @@ def test_a_broken_message_costs_no_other(reads):
     box = f"{MESSAGE}From nobody\n\nNo header.\n\n{MESSAGE}"
     documents, report = reads({"a.mbox": box}, distinct=False)
     assert [(d.id, d.title) for d in documents] == [("a.mbox:1", "Bees"), ("a.mbox:3", "Bees")]
-    assert report.examples == {"no mail": ["a.mbox:2"]}
+    assert report.examples == {"not mail": ["a.mbox:2"]}
 
 
 FORWARDED = """From: Ann

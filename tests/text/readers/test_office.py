@@ -362,11 +362,8 @@ def test_titles_that_programs_give_are_none():
 
 
 def test_notebooks_are_read_without_what_they_printed(tmp_path):
-    made = [{"cell_type": "markdown", "source": ["# Bats\n", "They hear."]}, None]
-    printed = [{"output_type": "stream", "text": ["never read\n"]}]
-    made += [{"cell_type": "code", "source": "a\n```\nb", "outputs": printed}]
-    made += [{"cell_type": "raw", "source": None}]
-    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": made}))
+    cells = ("markdown", ["# Bats\n", "They hear."]), ("code", "a\n```\nb"), ("raw", None)
+    notebook(tmp_path / "a.ipynb", *cells)
     text = text_of(tmp_path / "a.ipynb", "Bats")
     assert text == "# Bats\nThey hear.\n\n````\na\n```\nb\n````"
 

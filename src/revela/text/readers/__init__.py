@@ -3,7 +3,7 @@
 To add a format, write a reader ``(path, name, fields, report) -> documents`` in a file here, and
 add its ending to ``READERS`` and the format to ``FORMATS``. ``name`` is the document's id, or the
 prefix of several documents' ids. A reader raises DamagedFile or UnsupportedFile for a file, and
-reports rows that it skips. It need not handle errors of its library.
+reports the rows that it skips. It need not handle the errors of its library.
 """
 
 from __future__ import annotations
@@ -23,17 +23,8 @@ from revela.errors import RevelaError, first_line
 from revela.files import atomic_write
 from revela.text.dates import iso_date
 from revela.text.endings import suffix
-from revela.text.readers.common import (
-    DamagedFile,
-    ReadReport,
-    UnsupportedFile,
-    check_unchanged,
-    display_path,
-    is_of_file,
-    squeeze,
-    unreadable_because,
-    without_data,
-)
+from revela.text.readers import common
+from revela.text.readers.common import DamagedFile, ReadReport, UnsupportedFile
 from revela.text.readers.folders import holds_text, walk_files
 from revela.text.readers.guarded import Reader, guard
 from revela.text.readers.html import read_html
@@ -112,11 +103,11 @@ Source = Path | DocumentSource
 
 
 def sources_of(corpus: Any) -> list[Source]:
-    """The sources of a corpus: of a path or name of the hub, as one string or Path; of texts,
-    Documents and Paths; or of a dataset of the library datasets.
+    """The sources of a corpus: a path or hub:owner/name, as a string or Path; texts, Documents and
+    Paths; or a dataset of the library datasets.
 
     Raises:
-        RevelaError: it is empty, holds something else, or its first text is a path.
+        RevelaError: it is empty, has other items, or its first text is a path.
     """
     if isinstance(corpus, str | Path):
         return [Path(corpus)]
@@ -130,7 +121,7 @@ def sources_of(corpus: Any) -> list[Source]:
         sources.append(DocumentSource("texts", partial(_read_texts, texts)))
         first = texts[0]
         if isinstance(first, str) and (first.startswith(PREFIX) or os.path.exists(first)):  # noqa: PTH110
-            raise RevelaError(f"{first} is a path, and in a list strings are texts: give a Path")
+            raise RevelaError(f"{first} is a path, but strings in a list are texts: give a Path")
     if not sources:
         raise RevelaError("corpus is empty: give texts, documents or paths")
     return sources
@@ -146,7 +137,7 @@ def write_source(source: DocumentSource, fields: Fields, file: Path) -> Path:
 
 
 def _read_texts(items: Sequence[Any], fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """The items as documents; the id of a text is its place, from 0."""
+    """The items as documents; the id of a text is its index."""
     for i, item in enumerate(items):
         row = {fields.text: item}
         one = item if isinstance(item, Document) else document_of(row, str(i), fields, report)
@@ -171,8 +162,8 @@ def read_sources(
 
 
 def files_of(source: Path | str, report: ReadReport) -> Iterator[File]:
-    """The files of a file or folder, in order of their paths. A name that is shown like an earlier
-    one, or like a row of its file, gets a number.
+    """The files of a file or folder, in order of their paths. A name that looks like an earlier
+    one, or like the id of a row of an earlier file, gets a number.
     """
     path = Path(source)
     expected = f"give a folder, a file ({FORMATS}), or hub:owner/name"
@@ -182,65 +173,66 @@ def files_of(source: Path | str, report: ReadReport) -> Iterator[File]:
         names = set[str]()
         for file in walk_files(path, report):
             if holds_text(file, report, suffix(file) in READERS):
-                name = shown = display_path(file.relative_to(path))
+                name = shown = common.display_path(file.relative_to(path))
                 numbers = count(2)
-                while is_of_file(name, names):
+                while common.is_of_file(name, names):
                     name = f"{shown} ({next(numbers)})"
                 names.add(name)
                 yield File(file, name)
     else:
-        names = {name := display_path(Path(path.name))}
+        names = {name := common.display_path(Path(path.name))}
         yield File(path, name, given_by_name=True)
     report.names |= names
 
 
 def _cleaned(document: Document) -> Document:
-    return replace(document, text=squeeze(without_data(document.text)))
+    return replace(document, text=common.squeeze(common.without_data(document.text)))
 
 
-def _dated(path: Path) -> Callable[[Document], Document]:
-    """Gives a document the type of its file, and the date that it names itself, or else that of its
-    file's last change, in ISO 8601.
+def _with_date(documents: Iterable[Document], path: Path) -> Iterator[Document]:
+    """Add the type of the file, and the date in ISO 8601: the document's own, or else that of the
+    file's last change.
     """
     about = {"type": suffix(path).removeprefix("."), "date": ""}
-    with suppress(OSError, OverflowError, ValueError):  # a time that no calendar has
+    with suppress(OSError, OverflowError, ValueError):  # a time after the year 9999
         about["date"] = date.fromtimestamp(path.stat().st_mtime).isoformat()
-
-    def dated(document: Document) -> Document:
-        given = document.metadata
-        day = iso_date(given.get("date")) or about["date"]
-        return replace(document, metadata={**about, **given, "date": day})
-
-    return dated
+    for document in documents:
+        day = iso_date(document.metadata.get("date")) or about["date"]
+        yield replace(document, metadata={**about, **document.metadata, "date": day})
 
 
 def read_file(file: File, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """The documents of a file."""
     path, name = file.path, file.name
     reader = READERS.get(suffix(path), read_text)
-    with check_unchanged(path):
-        try:
-            documents = map(_cleaned, reader(path, name, fields, report))
-            yield from map(_dated(path), documents) if fields.for_search else documents
-        except UnsupportedFile as error:
-            if file.given_by_name:
-                raise RevelaError(f"{path}: {error}") from error
-            if error.short:
-                report.leave_unread(path, error.short)
-            else:
-                report.skip(error.reason, f"{name} ({error.detail})" if error.detail else name)
-            if not error.by_programs:
-                report.count_bytes(path, read=False)
-        except RevelaError:
-            raise
-        except Exception as error:  # libraries raise many for broken files
-            report.count_bytes(path, read=False)
-            if isinstance(error, DamagedFile):
-                report.skip(str(error), name, bad=True)
-            elif isinstance(error, OSError) and error.errno:
-                report.skip(unreadable_because(error), name, bad=True)
-            else:
-                where = f"{name}: {first_line(error)[:80]}"
-                report.skip(f"damaged or encrypted {suffix(path) or 'file'}", where, bad=True)
+    before = common.size_and_time(path)
+    try:
+        documents = map(_cleaned, reader(path, name, fields, report))
+        yield from _with_date(documents, path) if fields.for_search else documents
+    except UnsupportedFile as error:
+        if file.given_by_name:
+            raise RevelaError(f"{path}: {error}") from error
+        if error.short:
+            report.leave_unread(path, error.short)
         else:
-            report.count_bytes(path, read=True)
+            report.skip(error.reason, f"{name} ({error.detail})" if error.detail else name)
+        if not error.by_programs:
+            report.count_bytes(path, read=False)
+    except RevelaError:
+        raise
+    except Exception as error:  # libraries raise many kinds for broken files
+        report.count_bytes(path, read=False)
+        if isinstance(error, DamagedFile):
+            report.skip(str(error), name, bad=True)
+        elif isinstance(error, OSError) and error.errno:
+            report.skip(common.unreadable_because(error), name, bad=True)
+        else:
+            where = f"{name}: {first_line(error)[:80]}"
+            report.skip(f"damaged or encrypted {suffix(path) or 'file'}", where, bad=True)
+    else:
+        report.count_bytes(path, read=True)
+    if common.size_and_time(path) != before:
+        raise common.FileChanged(
+            f"{path} changed while it was read: wait until nothing writes to it, or give a copy, "
+            "and run again"
+        )

@@ -10,7 +10,6 @@ import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
@@ -22,8 +21,8 @@ from revela.text.readers.encodings import HEAD, decode, is_binary
 
 MAX_BYTES = 64 * 2**20  # per line, text or page; anything longer is data, not a document
 BLANK = 2**16  # characters of white space
-# Embedded data: a URI with its type or encoding, of which any sign may be written as %2C, and then
-# SVG, or what has no spaces, in base64 also on several lines.
+# Embedded data: a URI with its type or encoding, whose signs may be percent-encoded, and then SVG
+# or characters without spaces; base64 may be on several lines.
 _DATA = re.compile(
     r"(\bdata(?::|%3A)(?=[^\s,]{0,99}?(?:[/;]|%2F|%3B))[\w.+/;=%-]{1,200}?(?:,|%2C))"
     r"(?:(?:<|%3C)svg\b(?:[^<%]|<(?!/?svg)|%(?!3C(?:/|%2F)?svg))*+(?:<|%3C)(?:/|%2F)svg(?:>|%3E)"
@@ -49,7 +48,7 @@ class ReadReport:
         unread: (reason, ending) -> number of files in folders that were left out.
         bytes_read, bytes_unread: bytes of files that may hold text, without files left out.
         judged: ids of documents that are never dropped, unless they are empty.
-        claim: takes an id for a row; False if another row has it. None: rows may share ids.
+        claim: reserves an id for a row; False if another row has it. None: rows may share ids.
         names: ids of files, which no row may have.
         examples: reason or remark -> places.
         unlisted: folders whose files are unknown.
@@ -92,14 +91,12 @@ class ReadReport:
             places.append(where if len(where) < 500 else f"{where[:200]}...{where[-200:]}")
 
     def leave_unread(self, path: Path, reason: str, named: str = "") -> None:
-        """Count a file that is left out of a folder, which is no fault of the corpus; ``named``
-        replaces its ending.
-        """
+        """Count a file of a folder that is left out on purpose; ``named`` replaces its ending."""
         ending = named or suffix(path) or path.suffix.lower() or "with no ending"
         self.unread[reason, display_path(Path(ending)) + "/" * ending.endswith("/")] += 1
 
     def count_bytes(self, path: Path, read: bool) -> None:
-        """Count the bytes of a file that holds, or may hold, text."""
+        """Count the bytes of a file that has, or may have, text."""
         size = max(0, size_and_time(path)[0])
         self.bytes_read += size if read else 0
         self.bytes_unread += 0 if read else size
@@ -114,12 +111,13 @@ class ReadReport:
 
     def lines(self) -> list[str]:
         """The report as text, one line per total and per reason."""
-        read, words = counted(self.documents, "document"), counted(self.words, "word")
-        out = [f"read {read}, {words}{self._share()}"]
+        out = [f"read {counted(self.documents, 'document')}, {counted(self.words, 'word')}"]
+        if total := self.bytes_read + self.bytes_unread:
+            percent = 1000 * self.bytes_read // total / 10
+            out[0] += f": {percent} % of the bytes of files that may hold text"
         if self.passages:
-            out.append(
-                f"joined {self.passages:,} passages into {self.articles:,} articles by title"
-            )
+            articles = f"{self.articles:,} articles by title"
+            out.append(f"joined {self.passages:,} passages into {articles}")
         out += self._counted("", self.noted)
         unread: dict[str, list[str]] = {}
         for (reason, ending), count in self.unread.most_common():
@@ -131,17 +129,11 @@ class ReadReport:
         out += self._counted("skipped ", self.skipped)
         return out
 
-    def _share(self) -> str:
-        """The share of bytes that was read, in words."""
-        if not (total := self.bytes_read + self.bytes_unread):
-            return ""
-        tenths = 1000 * self.bytes_read // total
-        return f": {tenths / 10} % of the bytes of files that may hold text"
-
     def _counted(self, verb: str, counter: Counter[str]) -> list[str]:
+        """A line per reason, faults of the corpus first."""
         out = []
         order = sorted(counter.most_common(), key=lambda pair: pair[0] not in self.bad_reasons)
-        for reason, count in order:  # faults first
+        for reason, count in order:
             places = self.examples[reason]
             more = ", ..." if count > len(places) else ""
             out.append(f"{verb}{count:,}: {reason} ({', '.join(places)}{more})")
@@ -149,7 +141,7 @@ class ReadReport:
 
 
 def _first(lines: list[str], most: int, what: str) -> list[str]:
-    """The first lines, and how many others there are."""
+    """The first lines, and the number of others."""
     n_more = len(lines) - most
     return lines[:most] + ([f"{n_more} other {what}"] if n_more > 0 else [])
 
@@ -172,7 +164,7 @@ class UnsupportedFile(Exception):
         reason: the report's reason.
         detail: added to the file's name in the report.
         short: if given, a folder's report counts such files by ending, for this reason.
-        by_programs: whether the file was made by programs for programs, not for people to read.
+        by_programs: whether a program wrote the file for other programs.
     """
 
     def __init__(
@@ -184,7 +176,7 @@ class UnsupportedFile(Exception):
 
 
 def is_of_file(name: str, files: Collection[str]) -> bool:
-    """Whether an id is that of one of these files, or of a row of one."""
+    """Whether an id belongs to one of these files, or to a row of one."""
     file, _, number = name.rpartition(":")
     return name in files or (number.isdigit() and file in files)
 
@@ -216,9 +208,8 @@ def open_text(path: Path, errors: str = "surrogateescape", newline: str = "\n") 
     """
     with open_binary(path) as handle:
         is_wide = handle.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE)
-    return io.TextIOWrapper(
-        open_binary(path), "utf-16" if is_wide else "utf-8-sig", errors, newline
-    )
+    encoding = "utf-16" if is_wide else "utf-8-sig"
+    return io.TextIOWrapper(open_binary(path), encoding, errors, newline)
 
 
 def lines_of(handle: TextIO) -> Iterator[str]:
@@ -246,8 +237,8 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, line
         except (UnicodeDecodeError, DamagedFile, OSError, EOFError, zlib.error) as error:
             raise RevelaError(
-                f"{path} cannot be read after line {number} ({error}): mend what follows, or get a "
-                "whole copy of it"
+                f"{path} cannot be read after line {number} ({error}): correct what follows, or "
+                "get a whole copy of it"
             ) from error
 
 
@@ -278,7 +269,7 @@ def decoded(raw: bytes, name: str, report: ReadReport) -> str:
         raise DamagedFile("unknown encoding: save it as UTF-8")
     if encoding != "UTF-8":
         report.note(f"read as {encoding}", name)
-    # Logs of killed programs have runs of zeros.
+    # The logs of programs that were killed have runs of zero bytes.
     return text.replace("\0", " ").removeprefix("\ufeff")
 
 
@@ -288,7 +279,7 @@ def without_data(text: str) -> str:
 
 
 def squeeze(text: str) -> str:
-    """A text with 256 spaces for a run of ``BLANK`` or more, which would cost as much as text."""
+    """A text with runs of white space of ``BLANK`` characters or more cut to 256."""
     return _BLANK.sub(r"\1", text) if len(text) > BLANK else text
 
 
@@ -300,23 +291,8 @@ def unreadable_because(error: OSError) -> str:
     return f"unreadable, {(error.strerror or str(error)).lower()}"
 
 
-@contextmanager
-def check_unchanged(path: Path) -> Iterator[None]:
-    """Raise FileChanged at the end if the file has changed meanwhile."""
-    before = size_and_time(path)
-    yield
-    if size_and_time(path) != before:
-        raise FileChanged(path)
-
-
 class FileChanged(RevelaError):
     """A file changed while it was read."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(
-            f"{path} changed while it was read: wait until nothing writes to it, or give a copy, "
-            "and run again"
-        )
 
 
 def size_and_time(path: Path) -> tuple[int, int]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import codecs
 import re
+from contextlib import suppress
 
-# As in browsers, the first bytes decide, then the declaration in the text.
+# As in browsers, the first bytes decide, then what the text declares.
 _STARTS = {
     b"\xef\xbb\xbf": "utf-8-sig",
     b"\xff\xfe\0\0": "utf-32",
@@ -24,8 +25,8 @@ _DECLARED = re.compile(
     rb"""|\A(?:.*\n)?[ \t\f]*[#;/*"%.\\-].*?coding[:=][ \t]*([-\w.]+)""",
     re.I,
 )
-# Codecs with more characters, as in browsers, for Python's codecs of these names. A text with a
-# declaration that can be read byte by byte is not UTF-16.
+# Larger codecs, as in browsers, for Python's codecs of these names. A text whose declaration can be
+# read byte by byte is not UTF-16.
 _BROWSER_CODECS = {
     "big5": "big5hkscs",
     "euc_kr": "cp949",
@@ -35,10 +36,10 @@ _BROWSER_CODECS = {
     "utf-16-be": "utf-8",
     "utf-16-le": "utf-8",
 }
-# Encodings that the detector finds and browsers do not name. Others that it finds are mistakes for
-# Western encodings, in texts with few letters beyond ASCII.
+# Encodings that the detector finds and browsers do not know. Its other finds are Western encodings,
+# in texts with few letters beyond ASCII.
 _DETECTED = {"cp949": "cp949", "cp866": "cp866", "cp852": "cp852", "mac-cyrillic": "cp1251"}
-# The detector gives the former also for the latter, in which alone bytes 128 to 159 are letters.
+# The detector gives the former also for the latter, in which bytes 128 to 159 are letters.
 _WINDOWS = {"iso8859-2": "cp1250", "iso8859-7": "cp1253"}
 _C1 = bytes(range(128, 160))
 WESTERN = ["cp1252", "cp850"]
@@ -52,7 +53,7 @@ MAX_CONTROLS = 0.01  # maximum share of control characters in a text
 
 def is_binary(head: bytes) -> bool:
     """Whether a file is not text, by its first bytes."""
-    if any(head.startswith(mark) for mark in _STARTS) or _wide(head):
+    if head.startswith(tuple(_STARTS)) or _wide(head):
         return False
     return len(head) - len(head.translate(None, CONTROLS)) > MAX_CONTROLS * len(head)
 
@@ -60,20 +61,18 @@ def is_binary(head: bytes) -> bool:
 def decode(raw: bytes) -> tuple[str, str]:
     """Decode bytes: a text and the name of its encoding; "" for both if the bytes are not text.
 
-    A few wrong bytes are replaced, so that they do not cost the whole text.
+    A few wrong bytes are replaced, so that the rest of the text is read.
 
     >>> decode("Пчёлы танцуют, чтобы показать, где цветы.".encode("cp1251"))
     ('Пчёлы танцуют, чтобы показать, где цветы.', 'windows-1251')
     """
     candidates = _candidates(raw)
     for encoding in candidates:
-        try:
+        with suppress(UnicodeError):
             return raw.decode(encoding), _name(encoding)
-        except UnicodeError:
-            pass
     text = raw.decode(candidates[-1], "replace")
     wrong = text.count("\ufffd")
-    # In a text of another encoding, hardly any byte above 127 is part of a UTF-8 character.
+    # In a text of another encoding, few bytes above 127 are part of a UTF-8 character.
     others = sum(not character.isascii() for character in text) - wrong
     if wrong <= (others / 10 if candidates == ["utf-8"] else REPLACED * len(text)):
         return text, _name(candidates[-1])
@@ -87,6 +86,7 @@ def decode(raw: bytes) -> tuple[str, str]:
 
 
 def _candidates(raw: bytes) -> list[str]:
+    """The codecs by the first bytes and the declaration, in the order in which to try them."""
     for mark, codec in _STARTS.items():
         if raw.startswith(mark):
             return [codec]
@@ -133,7 +133,7 @@ def _detected(raw: bytes) -> list[str]:
     """Encodings to try, the most likely first."""
     from resiliparse.parse.encoding import detect_encoding
 
-    # ASCII says nothing about the encoding: use lines with other bytes.
+    # ASCII is the same in all encodings: use lines with other bytes.
     lines = [line for line in raw[: 16 * SAMPLE].splitlines() if not line.isascii()]
     sample = b"\n".join(lines)[:SAMPLE]
     found = (detect_encoding(sample, 0, html5_compatible=False) or "").lower()

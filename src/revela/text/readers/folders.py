@@ -10,6 +10,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any
@@ -44,7 +45,7 @@ _OF_NO_TEXT = ("image/", "audio/", "video/", "font/")
 
 def walk_files(folder: Path, report: ReadReport) -> Iterator[Path]:
     """Files below a folder, sorted by path, without hidden files and links that lead outside. Each
-    folder is read once: by a link to it inside, if it is hidden or left out.
+    folder is read once; one that is hidden or left out is read by a link to it.
 
     It leaves out, and counts, what git ignores if the folder is in a git work tree, and folders and
     files that programs make (``INSTALLED``, ``_GENERATED``).
@@ -62,7 +63,7 @@ def walk_files(folder: Path, report: ReadReport) -> Iterator[Path]:
 
 
 def _walk(folder: Path, root: Path, report: ReadReport) -> Iterator[Path]:
-    """``walk_files``, with links to files outside, and in no order."""
+    """``walk_files``, unsorted, and with links to files outside."""
     git, tops = GitIgnore(folder), [folder]
     seen = set[str]()  # real paths of folders
 
@@ -86,7 +87,6 @@ def _walk(folder: Path, root: Path, report: ReadReport) -> Iterator[Path]:
     for top in tops:
         for parent, folders, names in os.walk(top, onerror=skip_folder):
             here = Path(parent)
-            git.enter(here)
             if (real := os.path.realpath(here)) in seen:
                 folders.clear()
                 continue
@@ -96,11 +96,10 @@ def _walk(folder: Path, root: Path, report: ReadReport) -> Iterator[Path]:
 
 
 def _is_so(question: Callable[[], bool]) -> bool:
-    """Whether the file system says so; False if it refuses to tell, which reading reports."""
-    try:
+    """The answer of the file system; False if it raises an error, which reading will report."""
+    with suppress(OSError):
         return question()
-    except OSError:
-        return False
+    return False
 
 
 def _is_inside(path: Path, root: Path) -> bool:
@@ -108,7 +107,7 @@ def _is_inside(path: Path, root: Path) -> bool:
 
 
 def _made_by_programs(path: Path, is_folder: bool) -> str:
-    """The reason why a file or folder is left out; "" if it is not."""
+    """The reason to leave out a file or folder; "" if there is none."""
     if is_folder:
         is_installed = path.name in INSTALLED or _is_so((path / "pyvenv.cfg").is_file)
         is_installed |= _is_so(lambda: any(path.glob("*.lance")))  # an index
@@ -118,13 +117,13 @@ def _made_by_programs(path: Path, is_folder: bool) -> str:
 
 def holds_text(path: Path, report: ReadReport, has_reader: bool) -> bool:
     """Whether a file has a reader or looks like text; if not, count it in the report."""
-    ending = suffix(path) if path.suffix not in (".bz2", ".xz") else path.suffix
+    ending = suffix(path)
     try:
         is_file = S_ISREG(path.stat().st_mode)
     except OSError:
-        return True  # the error comes when it is read
+        return True  # reading it will report the error
     if not is_file:
-        report.leave_unread(path, "no file")
+        report.leave_unread(path, "not a file")
     elif has_reader:
         return True
     elif ending in _ADVICE:
@@ -139,7 +138,7 @@ def holds_text(path: Path, report: ReadReport, has_reader: bool) -> bool:
             with open_binary(path) as handle:
                 head = handle.read(HEAD)
         except (OSError, EOFError, zlib.error):
-            return True  # the error comes when it is read
+            return True  # reading it will report the error
         if not is_binary(head):
             return True
         report.leave_unread(path, "binary")
@@ -147,37 +146,35 @@ def holds_text(path: Path, report: ReadReport, has_reader: bool) -> bool:
 
 
 class GitIgnore:
-    """Tells what git ignores below a folder, by the .gitignore files of its work tree and
-    .git/info/exclude. Outside of a work tree nothing is ignored, and never the folder itself.
+    """What git ignores below a folder, by the .gitignore files of its work tree and
+    .git/info/exclude. The folder itself is not ignored, and outside of a work tree nothing is.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._top = folder, folder.resolve()
-        above = (self._top, *self._top.parents)
-        tree = next((path for path in above if _is_so((path / ".git").exists)), None)
-        self._rules: Rules | None = None if tree is None else []
-        self._of: dict[Path, Rules | None] = {}
-        if tree is not None and tree != self._top:
-            within = [path for path in above if path != tree and path.is_relative_to(tree)]
-            for path in (tree, *reversed(within[1:])):
-                self._rules = [*self._rules, *_rules_of(path)] if self._rules else _rules_of(path)
-            if any(_match(self._rules or [], path, True) for path in within):
-                self._rules = []
+        self._rules = dict[Path, Rules | None]()
+        above = self._top.parent
+        tree = takewhile(lambda path: not _is_work_tree(path), (self._top, *self._top.parents))
+        if any(_match(self._rules_in(above), path, True) for path in tree):
+            self._rules[above] = []
 
-    def enter(self, folder: Path) -> None:
-        """Read the rules of a folder. Its parent must have been entered before."""
-        rules, place = self._of.get(folder.parent, self._rules), self._place(folder)
-        if _is_so((folder / ".git").exists):
-            rules = []  # a work tree of its own
-        self._rules = None if rules is None else [*rules, *_rules_of(place)]
-        self._of[folder] = self._rules
+    def _rules_in(self, folder: Path) -> Rules | None:
+        """The rules for files in a folder, its own last; None outside of a work tree."""
+        if folder not in self._rules:
+            rules: Rules | None = [] if _is_work_tree(folder) else None
+            if rules is None and folder != folder.parent:
+                rules = self._rules_in(folder.parent)
+            self._rules[folder] = None if rules is None else [*rules, *_rules_of(folder)]
+        return self._rules[folder]
 
     def ignores(self, path: Path, is_folder: bool) -> bool:
-        """Whether git ignores a file or folder in the folder entered last."""
-        return bool(self._rules) and _match(self._rules or [], self._place(path), is_folder)
+        """Whether git ignores a file or folder."""
+        place = self._top / path.relative_to(self._folder)
+        return _match(self._rules_in(place.parent), place, is_folder)
 
-    def _place(self, path: Path) -> Path:
-        return self._top / path.relative_to(self._folder)
+
+def _is_work_tree(folder: Path) -> bool:
+    return _is_so((folder / ".git").exists)
 
 
 def _rules_of(folder: Path) -> Rules:
@@ -185,15 +182,15 @@ def _rules_of(folder: Path) -> Rules:
 
     lines = list[str]()
     for name in (".git/info/exclude", ".gitignore"):
-        if _is_so((path := folder / name).is_file):  # no pipe, which would wait for ever
+        if _is_so((path := folder / name).is_file):  # reading a pipe would wait for ever
             with suppress(OSError):
                 lines += path.read_text("utf-8", "replace").splitlines()
     return [(str(folder), pathspec.GitIgnoreSpec.from_lines(lines))] if lines else []
 
 
-def _match(rules: Rules, path: Path, is_folder: bool) -> bool:
+def _match(rules: Rules | None, path: Path, is_folder: bool) -> bool:
     """Whether a path is ignored, by the last rule that matches it or a folder around it."""
-    for folder, spec in reversed(rules):
+    for folder, spec in reversed(rules or []):
         name = str(path)[len(folder) :].lstrip(os.sep).replace(os.sep, "/")
         found = spec.check_file(f"{name}/" if is_folder else name).include
         if found is not None:

@@ -1,9 +1,9 @@
-"""Run the readers of HTML, PDF and Office files in a process of its own, with limits on memory,
-processor time and text: such a file may crash a native library, or become far longer than it is,
-and must not end the program that reads a folder.
+"""Run the readers of HTML, PDF and Office files in a separate process, with limits on memory,
+processor time and text: such a file may crash a native library, or unpack to far more text than its
+size, and must not end the program that reads a folder.
 
-The process reads requests, a line of JSON each, and answers each with a line: documents, report and
-error.
+The process reads requests, one line of JSON each, and answers each with a line: documents, report
+and error.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import importlib
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
 from threading import Lock
 from typing import Any
 
@@ -29,9 +29,9 @@ from revela.types import Document
 
 Reader = Callable[[Path, str, Fields, ReadReport], Iterator[Document]]
 MEMORY = 2**30  # bytes that the process may allocate
-SECONDS, SECONDS_PER_MB = 10.0, 60.0  # processor time of a file, and more per MB of its size
+SECONDS, SECONDS_PER_MB = 10.0, 60.0  # processor time for a file, and for each MB of its size
 # Maximum characters of text per byte of a file, which may be compressed; and how many are read of a
-# text with more, as of cells that are repeated thousands of times.
+# longer text, as from cells that are repeated thousands of times.
 PACKED, GROWN = 20, 2**16
 TOO_SLOW = "takes too much processor time to read: split it"
 TOO_LARGE = f"needs over {MEMORY >> 30} GB of memory to read, or crashes its reader: split it"
@@ -39,9 +39,8 @@ _ERRORS: dict[str, Any] = {e.__name__: e for e in (UnsupportedFile, DamagedFile,
 
 
 def guard(reader: Reader) -> Reader:
-    """``reader`` run in the guarded process. It must be a function of a module that makes prose
-    without metadata, must not use the names of fields, and raises UnsupportedFile with no more than
-    a reason.
+    """``reader`` run in the guarded process. It must be a function of a module, make prose without
+    metadata, ignore ``fields``, and raise UnsupportedFile with only a reason.
     """
 
     @functools.wraps(reader)
@@ -57,11 +56,11 @@ def guard(reader: Reader) -> Reader:
 
 
 class GuardedProcess:
-    """The process that runs readers. A file may end it; the next file starts another."""
+    """The process that runs readers. If a file ends it, the next file starts another."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Popen[str] | None = None
 
     def ask(self, reader: Reader, path: Path, name: str) -> Any:
         """The answer for a file, for one thread at a time; DamagedFile if it exceeds a limit."""
@@ -76,7 +75,7 @@ class GuardedProcess:
                 print(json.dumps(request), file=process.stdin, flush=True)
                 answer = process.stdout.readline()
             finally:
-                if not answer:  # also after Ctrl-C: it would be taken for the next file's
+                if not answer:  # also after Ctrl-C: a late answer would count for the next file
                     process.kill()
                     process.wait()
         if not answer:
@@ -85,19 +84,12 @@ class GuardedProcess:
         return json.loads(answer)
 
     @staticmethod
-    def _start() -> subprocess.Popen[str]:
-        # Threads of libraries take address space, which counts as memory.
+    def _start() -> Popen[str]:
+        # Threads of libraries use address space, which counts as memory.
         threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         env = os.environ | threads | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-P", "-c", f"from {__name__} import main; main()"]
-        return subprocess.Popen(
-            command,
-            env=env,
-            encoding="ascii",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+        return Popen(command, env=env, encoding="ascii", stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
 
 
 PROCESS = GuardedProcess()
@@ -120,7 +112,7 @@ def main() -> None:
 
 
 def _read(reader: Reader, path: Path, name: str) -> Any:
-    """Documents, counts of the report, and kind and arguments of the error, of a file."""
+    """The documents of a file, the counts of the report, and kind and arguments of the error."""
     documents, report, error = list[Any](), ReadReport(), list[Any]()
     try:
         for document in reader(path, name, Fields("", ""), report):
@@ -131,7 +123,7 @@ def _read(reader: Reader, path: Path, name: str) -> Any:
             documents.append((document.id, text, document.title))
     except MemoryError:
         raise
-    except Exception as caught:  # libraries raise many for broken files
+    except Exception as caught:  # libraries raise many kinds for broken files
         kind = next((name for name, known in _ERRORS.items() if isinstance(caught, known)), "")
         error = [kind, caught.args if kind else [first_line(caught)]]
     counts = ("skipped", "noted", "examples", "bad_reasons")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from resiliparse.parse.html import ElementNode, HTMLTree
 
 # XHTML's self-closing tags and CDATA, which mean something else in HTML: there <title/> begins a
-# title that goes on to the end of the page. Comments, scripts and the like are skipped.
+# title that continues to the end of the page. Comments, scripts and the like are skipped.
 _VOID = (
     "area|base|basefont|bgsound|br|col|embed|frame|hr|image|img|input|keygen|link|meta|param|"
     "source|track|wbr"
@@ -36,8 +36,8 @@ _XHTML = re.compile(
     rf"|(?P<empty>(?!(?:{_VOID})[\s/])(?P<name>[a-z][^\s\"'/<=>]*+){_ATTRIBUTES})/>)",
     re.I | re.S,
 )
-# A list is navigation if links have a larger share of its text. In manuals, the share is below .2
-# in 44 of 100 lists, and .9 or more in 20; the lists between are of options, types and changes.
+# A list is navigation if links are a larger share of its text. In manuals, the share is below 0.2
+# in 44 % of the lists, and 0.9 or more in 20 %; those between list options, types and changes.
 NAVIGATION = 0.8
 LONG_CELL = 100  # words
 _DEEP = ">".join(["*"] * 256)
@@ -61,7 +61,7 @@ def extract_page(source: str) -> tuple[str, str]:
     tree = _parsed(source)
     _keep_lists(tree)
     _keep_tables(tree)
-    # The search for the main content takes quadratic time in the depth: it would not end.
+    # The search for the main content takes time quadratic in the depth, and would not end.
     is_deep = tree.body is not None and tree.body.query_selector(_DEEP) is not None
     text = "" if is_deep else extract_plain_text(tree, main_content=True).strip()
     return " ".join((tree.title or "").split()), text or extract_plain_text(tree).strip()
@@ -116,9 +116,9 @@ def _keep_tables(tree: HTMLTree) -> None:
             table.outer_html = f"<p>{'<br>'.join(map(html.escape, lines))}</p>"
 
 
-def _grid(table: ElementNode) -> tuple[list[list[str]], int | None]:
+def _grid(table: ElementNode) -> tuple[list[list[str]], int]:
     """The rows of a table, with spanning cells repeated; and the number of rows of headings (<th>)
-    that it begins with, None if there are none.
+    at its beginning.
     """
     from resiliparse.parse.html import ElementNode
 
@@ -144,7 +144,7 @@ def _grid(table: ElementNode) -> tuple[list[list[str]], int | None]:
         if any(texts):
             headings += headings == len(rows) and all(cell.tag == "th" for cell in cells)
             rows.append(texts)
-    return rows, headings or None
+    return rows, headings
 
 
 def _span(cell: ElementNode, name: str) -> int:

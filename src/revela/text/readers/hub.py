@@ -74,9 +74,9 @@ def _as_revela_error(source: str) -> Iterator[None]:
 def _reason(error: Exception) -> str:
     message = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, ConnectionError) or "Couldn't reach" in message:
-        return "the hub cannot be reached; connect, or give a local folder of Parquet files"
+        return "the hub cannot be reached; check the connection, or give a folder of Parquet files"
     if "Config" in message and (choices := re.search(r"\[.*?\]", message)):
-        return f"name one of its configurations {choices[0]}, as hub:owner/name:configuration"
+        return f"choose one of its configurations {choices[0]}, as hub:owner/name:configuration"
     return (
         f"{message[:300]}; check hub:owner/name:configuration:split, and that you have access "
         "(hf auth login)"

@@ -5,21 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from revela.text.headings import first_heading
 from revela.text.readers import common
-from revela.text.readers.common import (
-    DamagedFile,
-    ReadReport,
-    UnsupportedFile,
-    check_length,
-    lines_of,
-    open_text,
-    read_decoded,
-    without_surrogates,
-)
+from revela.text.readers.common import DamagedFile, ReadReport, UnsupportedFile
 from revela.text.readers.rows import Fields, document_of
 from revela.text.readers.text import plain_title
 from revela.types import Document
@@ -32,13 +24,13 @@ _PROSE = re.compile(r'"[^\W\d_][^"\s]* (?:[^"\s]+ ){3}|[^\W\d_a-zA-Z]{5}|(?:\\u[
 
 def read_jsonl(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """Read JSON Lines: one object per line."""
-    with open_text(path) as handle:
-        for number, line in enumerate(lines_of(handle), 1):
+    with common.open_text(path) as handle:
+        for number, line in enumerate(common.lines_of(handle), 1):
             if not line.strip():
                 continue
             where = f"{name}:{number}"
             try:
-                row = _parsed(check_length(line))
+                row = _parsed(common.check_length(line))
             except DamagedFile as error:
                 report.skip(str(error), where, bad=True)
             else:
@@ -48,12 +40,12 @@ def read_jsonl(path: Path, name: str, fields: Fields, report: ReadReport) -> Ite
 def read_json(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """Read an array of objects, one object, or lines of objects as in JSONL.
 
-    A file without the text field has settings or data: it is one document, if it is small.
+    A file without the text field has settings or data: if it is small, it is one document.
     """
     if path.stat().st_size > common.MAX_BYTES:
         over = f"over {common.MAX_BYTES >> 20} MB"
-        raise UnsupportedFile(f"JSON {over}; make it JSONL, a row a line", short=over)
-    source = read_decoded(path, name, report)
+        raise UnsupportedFile(f"JSON {over}; convert it to JSONL, one row per line", short=over)
+    source = common.read_decoded(path, name, report)
     has_field = f'"{fields.text}"' in source
     first, _, others = source.strip().partition("\n")
     if has_field and others and _is_row(first, fields):
@@ -65,7 +57,7 @@ def read_json(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
         if len(source) > LARGEST:
             none = f'data: no text field "{fields.text}"'
             advice = f"{none}; name another with --text-field"
-            is_data = not _PROSE.search(source)  # else an export of messages, say
+            is_data = not _PROSE.search(source)  # with prose, it may be an export of messages
             raise UnsupportedFile(f"JSON of {advice}", short=none, by_programs=is_data)
         yield Document(name, source, "", "code")
         return
@@ -79,10 +71,9 @@ def _has_text(row: Any, fields: Fields) -> bool:
 
 
 def _is_row(line: str, fields: Fields) -> bool:
-    try:
+    with suppress(DamagedFile):
         return _has_text(_parsed(line), fields)
-    except DamagedFile:
-        return False
+    return False
 
 
 def _documents(row: Any, where: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
@@ -94,13 +85,13 @@ def _documents(row: Any, where: str, fields: Fields, report: ReadReport) -> Iter
 
 def read_notebook(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """Read the cells of a Jupyter notebook as one Markdown document, without outputs."""
-    source = read_decoded(path, name, report)
+    source = common.read_decoded(path, name, report)
     notebook = _parsed(source) if source.strip() else {"cells": []}
     try:
-        texts = [_cell(cell) for cell in notebook["cells"] if cell]
+        texts = [_cell(cell) for cell in notebook["cells"]]
     except (KeyError, TypeError) as error:
-        raise DamagedFile("no Jupyter notebook") from error
-    text = without_surrogates("\n\n".join(text for text in texts if text))
+        raise DamagedFile("not a Jupyter notebook") from error
+    text = common.without_surrogates("\n\n".join(text for text in texts if text))
     if not text:
         raise UnsupportedFile("notebook without text", by_programs=True)
     yield Document(name, text, plain_title(first_heading(text)))

@@ -1,7 +1,7 @@
-r"""Read LaTeX as Markdown: sections are headings, rows of tables lines, formulas stay as they are.
+r"""Read LaTeX as Markdown: sections become headings, rows of tables lines; formulas are unchanged.
 
 Commands are removed by patterns. pylatexenc 2.11 failed on 6 of 81 manuals and chapters, dropped
-listings and the macros of names, and took 6.5 s a megabyte.
+listings and the macros of names, and took 6.5 s per megabyte.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from revela.text.readers.table_lines import Merged, sheet_tables
 from revela.text.readers.text import plain_title
 from revela.types import Document
 
-# An argument in braces, with three levels of braces in it and no blank line; and an option.
+# An argument in braces, with up to three levels of braces in it and no blank line; and an option.
 _CHARACTER = _INNER = r"[^{}\\\n]|\\[\s\S]|\n(?!\s*\n)"
 for _ in range(3):
     _INNER = rf"{_CHARACTER}|\{{(?:{_INNER})*+\}}"
@@ -26,7 +26,7 @@ _TEXT = rf"\{{((?:{_INNER})*+)\}}"
 _ARGUMENT = _TEXT.replace("((?:", "(?:(?:")
 _OPTION = r"\[(?:[^\[\]\n\\]|\\.)*+\]"
 _ARGUMENTS = rf"(?:{_OPTION}|{_ARGUMENT})*"
-# Commands whose arguments are not text, commands that only lay out, and what others stand for.
+# Commands whose arguments are not text, commands for layout, and the meaning of others.
 _SETTINGS = """documentclass|usepackage|RequirePackage|PassOptionsToPackage|hypersetup|label|ref
     |eqref|autoref|[cC]ref|pageref|index\w*|glossary|[vh]space|includegraphics|input|include|setlength
     |addtolength|setcounter|addtocounter|(?:this)?pagestyle|bibliographystyle|bibliography
@@ -50,7 +50,7 @@ _SIGNS = {"``": "“", "''": "”", "---": "—", "--": "–", "~": " ", "{": ""
 _SIGNS |= {"\1": "\\", "\2": "~", "\3": "{", "\4": "}"}
 _GONE = "\5"  # a command that was removed; a line of it alone does not end a paragraph
 _PARAGRAPH = re.compile(r"^(?:.+\n)+", re.MULTILINE)
-_NUMBERED = re.compile("\6(\\d+)\7")  # of a text that is kept as it is
+_NUMBERED = re.compile("\6(\\d+)\7")  # the number of a fragment
 _LISTING = r"(?:verbatim|Verbatim|lstlisting|minted|alltt|filecontents)\*?"
 _FORMULA = r"(?:equation|align|alignat|flalign|gather|multline|eqnarray|displaymath|math)\*?"
 _AS_IT_IS = re.compile(
@@ -92,33 +92,30 @@ _REMOVED = [
     re.compile(rf"\\(?:{''.join(_SETTINGS.split())})\*?(?![A-Za-z]){_ARGUMENTS}"),
 ]
 # Patterns and what replaces them, in this order.
-_STEPS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
-    (re.compile(pattern), meant)
-    for pattern, meant in (
-        (rf"[ \t]?\\(?:footnote|thanks)(?:{_OPTION})?{_TEXT}", r" (\1)"),
-        (rf"\\href\s*\{{([^{{}}]*)\}}\s*{_TEXT}", r"[\2](\1)"),
-        (rf"[~ \t]?\\[A-Za-z]*[cC]ite[a-z]*\*?(?:{_OPTION})*\{{([^{{}}\n]*)\}}", r" [\1]"),
-        (rf"\\bibitem(?:{_OPTION})?\{{([^{{}}\n]*)\}}", r"[\1]"),
-        (r"\\item[ \t]*\[((?:[^\[\]\n]|\[[^\[\]\n]*\])*)\]", r"- \1:"),
-        (rf"\\multi(?:row|column)\s*(?:{_OPTION})?{_ARGUMENT}(?:{_OPTION})?{_ARGUMENT}", ""),
-        (rf"\\begin\{{(?:minipage|multicols|column|thebibliography)\}}{_ARGUMENTS}", ""),
-        (r"\\(?:begin|end)\{[^{}\n]*\}(?:\[(?:[htbpH!]+|[^\]\n]*=[^\]\n]*)\])?", ""),
-        (r"\\(?:([`'^\"~=.])|([uvHcdbkr])(?![A-Za-z]))\s*\{?\\?([A-Za-z])\}?", _accented),
-        (rf"\\\\\*?(?:{_OPTION})?|\\[ ,;:!]", " "),
-        (r"\\[-/]", ""),
-        (r"\\\{", "\3"),
-        (r"\\\}", "\4"),
-        (r"\\([%&#_$])", r"\1"),
-        (r"\}[ \t]*\{", "} {"),
-        (rf"\\[A-Za-z@]+\*?(?:{_OPTION})*(?=\{{[^}}])", ""),  # what has an argument is that
-        (r"\\([A-Za-z@]+)\*?(?:\{\})?", lambda found: _MEANT.get(found[1], found[1])),
-        ("|".join(map(re.escape, _SIGNS)), lambda found: _SIGNS[found[0]]),
-    )
+_STEPS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
+    (rf"[ \t]?\\(?:footnote|thanks)(?:{_OPTION})?{_TEXT}", r" (\1)"),
+    (rf"\\href\s*\{{([^{{}}]*)\}}\s*{_TEXT}", r"[\2](\1)"),
+    (rf"[~ \t]?\\[A-Za-z]*[cC]ite[a-z]*\*?(?:{_OPTION})*\{{([^{{}}\n]*)\}}", r" [\1]"),
+    (rf"\\bibitem(?:{_OPTION})?\{{([^{{}}\n]*)\}}", r"[\1]"),
+    (r"\\item[ \t]*\[((?:[^\[\]\n]|\[[^\[\]\n]*\])*)\]", r"- \1:"),
+    (rf"\\multi(?:row|column)\s*(?:{_OPTION})?{_ARGUMENT}(?:{_OPTION})?{_ARGUMENT}", ""),
+    (rf"\\begin\{{(?:minipage|multicols|column|thebibliography)\}}{_ARGUMENTS}", ""),
+    (r"\\(?:begin|end)\{[^{}\n]*\}(?:\[(?:[htbpH!]+|[^\]\n]*=[^\]\n]*)\])?", ""),
+    (r"\\(?:([`'^\"~=.])|([uvHcdbkr])(?![A-Za-z]))\s*\{?\\?([A-Za-z])\}?", _accented),
+    (rf"\\\\\*?(?:{_OPTION})?|\\[ ,;:!]", " "),
+    (r"\\[-/]", ""),
+    (r"\\\{", "\3"),
+    (r"\\\}", "\4"),
+    (r"\\([%&#_$])", r"\1"),
+    (r"\}[ \t]*\{", "} {"),
+    (rf"\\[A-Za-z@]+\*?(?:{_OPTION})*(?=\{{[^}}])", ""),  # the argument stays
+    (r"\\([A-Za-z@]+)\*?(?:\{\})?", lambda found: _MEANT.get(found[1], found[1])),
+    ("|".join(map(re.escape, _SIGNS)), lambda found: _SIGNS[found[0]]),
 ]
 
 
 def read_latex(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """Read a file as one document, whose lines have the numbers of the file's."""
+    """Read a file as one document, whose lines keep their numbers."""
     title, text = plain_latex(read_decoded(path, name, report).replace("\r\n", "\n"))
     yield Document(name, text, plain_title(title))
 
@@ -147,7 +144,7 @@ def plain_latex(source: str) -> tuple[str, str]:
 
 
 class _Fragments:
-    """Texts that no pattern may change: their numbers stand in the text meanwhile."""
+    """Parts of a text that no pattern may change, and that numbers stand for meanwhile."""
 
     def __init__(self) -> None:
         self._texts = list[str]()
@@ -191,7 +188,7 @@ class _Fragments:
 
 def _plain(text: str) -> str:
     for pattern, meant in _STEPS:
-        text = pattern.sub(meant, text)
+        text = re.sub(pattern, meant, text)
     return text
 
 
@@ -210,7 +207,7 @@ def _heading(found: re.Match[str]) -> str:
 
 
 def _without_removed(found: re.Match[str]) -> str:
-    """A paragraph with the lines that have become empty at its end."""
+    """A paragraph with the lines that removals emptied at its end."""
     lines = found[0].split("\n")
     kept = [line for line in lines if line.strip(f" \t{_GONE}") or not line]
     return "\n".join(kept + [""] * (len(lines) - len(kept)))

@@ -1,5 +1,5 @@
 """Read mail: a message is a document, with its subject as title, the mail and text attached to it,
-and the names of other attachments. A web page that a browser saved in one file is a mail, too.
+and the names of other attachments. A web page that a browser saved as one file is mail, too.
 """
 
 from __future__ import annotations
@@ -14,17 +14,12 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from revela.errors import first_line
-from revela.text.readers.common import (
-    DamagedFile,
-    ReadReport,
-    open_text,
-    read_bytes,
-    without_surrogates,
-)
+from revela.text.readers import common
+from revela.text.readers.common import DamagedFile, ReadReport
 from revela.text.readers.encodings import decode
 from revela.text.readers.html import extract_fragment
 from revela.text.readers.rows import Fields
-from revela.types import Document
+from revela.types import Document, Value
 
 ENCODED = ("base64", "quoted-printable")
 NAMED = ("From", "To", "Cc", "Date")
@@ -32,7 +27,7 @@ NAMED = ("From", "To", "Cc", "Date")
 
 def read_eml(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """Read a file with one message."""
-    raw = read_bytes(path).removeprefix(BOM_UTF8)
+    raw = common.read_bytes(path).removeprefix(BOM_UTF8)
     is_wide = raw.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
     raw = raw.decode("utf-16", "replace").encode() if is_wide else raw
     yield from _document(raw, name, report)
@@ -41,7 +36,7 @@ def read_eml(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
 def read_mbox(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """Read a file of messages, each after a line that begins with "From "."""
     number, message = 0, list[bytes]()
-    with open_text(path) as handle:
+    with common.open_text(path) as handle:
         is_blank = True
         for line in (line.encode("utf-8", "surrogateescape") for line in handle):
             if is_blank and line.startswith(b"From "):
@@ -54,23 +49,23 @@ def read_mbox(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
     if message:
         yield from _document(b"".join(message), f"{name}:{number}", report)
     if not number:
-        raise DamagedFile("no mail in mbox format")
+        raise DamagedFile("not in mbox format")
 
 
 def _document(raw: bytes, name: str, report: ReadReport) -> Iterator[Document]:
-    """The document of a message; none if the bytes are no mail, or damaged, which is reported."""
+    """The document of a message; none if the bytes are not mail, or damaged, which is reported."""
     try:
         message = email.message_from_bytes(raw, policy=email.policy.default)
         assert isinstance(message, EmailMessage)
         if not message.keys():
-            report.skip("no mail", name, bad=True)
+            report.skip("not mail", name, bad=True)
             return
         text = "\n\n".join(dict.fromkeys(filter(None, [_body(message), *_attached(message)])))
         text = f"{_headers(message, NAMED)}\n\n{text}"
-        metadata = {"date": sent} if (sent := _date(message)) else {}
+        text = common.without_surrogates(text).strip()
         subject = _header(message, "Subject")
-        document = Document(name, without_surrogates(text).strip(), subject, metadata=metadata)
-    except Exception as error:  # the library's, for a message that must not cost the later ones
+        document = Document(name, text, subject, metadata=_metadata(message))
+    except Exception as error:  # of the library; the other messages must still be read
         report.skip("damaged mail", f"{name}: {first_line(error)[:80]}", bad=True)
     else:
         yield document
@@ -79,7 +74,7 @@ def _document(raw: bytes, name: str, report: ReadReport) -> Iterator[Document]:
 def _headers(message: EmailMessage, names: Sequence[str]) -> str:
     lines = [f"{key}: {_header(message, key)}" for key in names if _header(message, key)]
     files = [part.get_filename() or "" for part in message.walk() if part.is_attachment()]
-    if files := [without_surrogates(file) for file in files if file]:
+    if files := [common.without_surrogates(file) for file in files if file]:
         lines.append(f"Attachments: {', '.join(files)}")
     return "\n".join(lines)
 
@@ -100,26 +95,24 @@ def _attached(message: EmailMessage) -> Iterator[str]:
 
 def _header(message: EmailMessage, key: str) -> str:
     stored = next((text for name, text in message.raw_items() if name.lower() == key.lower()), "")
-    # Bytes beyond ASCII are surrogates in it; the library's own value has lost them.
-    if (known := without_surrogates(stored)) != stored:
+    # Bytes beyond ASCII are surrogates in it; the library's parsed value has lost them.
+    if (known := common.without_surrogates(stored)) != stored:
         known = decode(stored.encode("utf-8", "surrogateescape"))[0] or known
         return " ".join(known.split())
-    try:
+    with suppress(Exception):  # the library fails on some broken headers
         return " ".join(str(message.get(key, "")).split())
-    except Exception:  # the library fails on some broken headers
-        return ""
+    return ""
 
 
-def _date(message: EmailMessage) -> str:
-    """The day on which a message was sent, in ISO 8601; "" if it is unknown."""
-    try:
-        return parsedate_to_datetime(_header(message, "Date")).date().isoformat()
-    except (TypeError, ValueError):
-        return ""
+def _metadata(message: EmailMessage) -> dict[str, Value]:
+    """The day on which a message was sent, in ISO 8601, if it is known."""
+    with suppress(TypeError, ValueError):
+        return {"date": parsedate_to_datetime(_header(message, "Date")).date().isoformat()}
+    return {}
 
 
 def _body(message: EmailMessage) -> str:
-    """The plain text of a message, else the text of its HTML."""
+    """The plain text of a message, or else the text of its HTML."""
     shown = message.get_body(("plain", "html")) or next(
         (part for part in message.walk() if part.get_content_maintype() == "text"), None
     )
@@ -136,7 +129,7 @@ def _content(part: EmailMessage) -> str:
     raw = part.get_payload(decode=True)
     if not isinstance(raw, bytes):
         return ""
-    # UTF-8 in a part that declares another charset was converted with the file that it is in.
+    # A part in UTF-8 that declares another charset was converted together with its file.
     is_encoded = raw.isascii() or part.get("Content-Transfer-Encoding", "").lower() in ENCODED
     for charset in (*(() if is_encoded else ("utf-8",)), part.get_content_charset() or "utf-8"):
         with suppress(LookupError, ValueError):

@@ -2,7 +2,7 @@
 
 A file is one document of text or Markdown.
 
-mammoth, python-pptx and openpyxl lose least: kreuzberg dropped speaker notes and a chapter, and
+mammoth, python-pptx and openpyxl lose the least: kreuzberg dropped speaker notes and a chapter, and
 calamine allocates memory for every empty cell before the last.
 """
 
@@ -13,8 +13,8 @@ import re
 import xml.etree.ElementTree as ET
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,22 +22,16 @@ from urllib.parse import unquote
 
 from revela.text.headings import first_heading
 from revela.text.readers import common
-from revela.text.readers.common import (
-    DamagedFile,
-    ReadReport,
-    UnsupportedFile,
-    decoded,
-    open_seekable,
-)
+from revela.text.readers.common import DamagedFile, ReadReport, UnsupportedFile
 from revela.text.readers.html import extract_fragment
 from revela.text.readers.rows import Fields
-from revela.text.readers.table_lines import Merged, sheet_tables, table_lines
+from revela.text.readers.table_lines import sheet_tables, table_lines
 from revela.text.readers.text import plain_title
 from revela.types import Document
 
 _NO_VALUE = re.compile(rb"<f\b[^>]*(?:/>|>[^<]*</f>)\s*(?:<v\s*/>|<v></v>|</c>)")  # of a formula
 _MERGED = re.compile(rb'<mergeCell ref="([A-Z]+\d+:[A-Z]+\d+)"')
-# A part of a number's format that is no digit, and a format.
+# The parts of a number's format other than digits, and a whole format.
 _LITERAL = re.compile(
     r'"(?P<quoted>[^"]*)"|\\.|[_*].|\[(?:\$(?P<currency>[^-\]]*))?[^\]]*\]|[^#0?.,A-Za-z]'
 )
@@ -47,7 +41,7 @@ _NUMBER_FORMAT = re.compile(
 )
 _AROUND = ("header", "footer", "header-left", "footer-left")
 _NOT_SHOWN = ("annotation", "note-citation")
-# Mammoth's parser takes quadratic time in the length of a run.
+# Mammoth's parser takes time quadratic in the length of a run.
 _LONG_RUN = re.compile(rb">[^<]{%d}" % 2**22)
 _HEADING = re.compile(r"<h([1-6])\b[^<>]*(?<!/)>", re.I)
 
@@ -60,8 +54,7 @@ def read_docx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
     style = "p[style-name='Title'] => h1:fresh"
     with _unzipped(path) as (handle, parts):
         around = _around(parts)
-        names = [part for part in parts.namelist() if part.startswith("word/document")]
-        main = [parts.read(part) for part in names]
+        main = [parts.read(part) for part in parts.namelist() if part.startswith("word/document")]
         if any(_LONG_RUN.search(part) for part in main):
             raise DamagedFile("a run of over 4 MB of text: split it")
         if any(b"<m:oMath" in part for part in main):
@@ -72,7 +65,7 @@ def read_docx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
 
 
 def _around(parts: zipfile.ZipFile) -> list[str]:
-    """The paragraphs of headers and footers, each once, without bare page numbers."""
+    """The paragraphs of headers and footers, each once, without those that are page numbers."""
     found = dict[str, None]()
     for part in sorted(parts.namelist()):
         if re.fullmatch(r"word/(header|footer)\d*\.xml", part):
@@ -116,31 +109,24 @@ def read_xlsx(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
     import openpyxl
 
     with _unzipped(path) as (handle, parts):
-        count, merged = 0, dict[str, list[Merged]]()
-        for part in parts.namelist():
-            if part.startswith("xl/worksheets/"):
-                page = parts.read(part)
-                count += len(_NO_VALUE.findall(page))
-                merged[part] = _merged(page)
-        if count:
+        names = [part for part in parts.namelist() if part.startswith("xl/worksheets/")]
+        pages = {part: parts.read(part) for part in names}
+        if count := sum(len(_NO_VALUE.findall(page)) for page in pages.values()):
             remark = "formulas without a value: open the file in Excel and save it"
             report.note(remark, f"{name}: {count:,}")
         sheets = openpyxl.load_workbook(handle, read_only=True, data_only=True).worksheets
-        texts = (_sheet(sheet, merged.get(sheet._worksheet_path, [])) for sheet in sheets)
+        texts = (_sheet(sheet, pages.get(sheet._worksheet_path, b"")) for sheet in sheets)
         text = _joined(texts, "Excel")
         title = _title_in(parts, "docProps/core.xml")
     yield Document(name, text, plain_title(title))
 
 
-def _merged(page: bytes) -> list[Merged]:
-    """The merged cells of a sheet's XML."""
+def _sheet(sheet: Any, page: bytes) -> str:
+    """The text of a sheet, whose merged cells are read from its XML."""
     from openpyxl.utils import range_boundaries
 
     found = (range_boundaries(ref.decode()) for ref in _MERGED.findall(page))
-    return [(top - 1, first - 1, bottom - 1, last - 1) for first, top, last, bottom in found]
-
-
-def _sheet(sheet: Any, merged: Sequence[Merged]) -> str:
+    merged = [(top - 1, first - 1, bottom - 1, last - 1) for first, top, last, bottom in found]
     sheet.reset_dimensions()  # they may be wrong
     rows = (_cells(map(_shown, row)) for row in sheet.iter_rows())
     text = "\n\n".join(sheet_tables(rows, merged))
@@ -174,13 +160,13 @@ def _shown(cell: Any) -> object:
 
 
 def _literal(found: re.Match[str]) -> str:
-    """What a part of a number's format shows: not a colour, nor a width of a space."""
+    """What a part of a number's format shows: nothing for a colour or the width of a space."""
     sign = found[0]
     return found["quoted"] or found["currency"] or ("" if sign[0] in '_*["' else sign[-1])
 
 
 def _cells(cells: Iterable[object]) -> list[str]:
-    """Cells as one line of text each; a date without its time of day."""
+    """Each cell as one line of text; a date without its time of day."""
     texts = ("" if cell is None else " ".join(str(cell).split()) for cell in cells)
     return [text.removesuffix(" 00:00:00") for text in texts]
 
@@ -204,7 +190,7 @@ def _chapters(
         where = f"{name}, {href or chapter.get('idref')}"
         try:
             page = book.read(posixpath.normpath(posixpath.join(posixpath.dirname(package), href)))
-            yield _markdown(decoded(page, where, report))
+            yield _markdown(common.decoded(page, where, report))
         except (DamagedFile, KeyError, zipfile.BadZipFile, zlib.error, EOFError):
             report.skip("damaged or missing chapter", where)
 
@@ -267,14 +253,13 @@ def _local(tag: str) -> str:
 
 def _title_in(parts: zipfile.ZipFile, part: str) -> str:
     """The title in the metadata of a zipped document."""
-    try:
+    with suppress(KeyError, ET.ParseError, zipfile.BadZipFile):
         return ET.fromstring(parts.read(part)).findtext(".//{*}title") or ""
-    except (KeyError, ET.ParseError, zipfile.BadZipFile):
-        return ""
+    return ""
 
 
 def _titled(name: str, text: str, title: str) -> Document:
-    """A document with the title of its metadata, or else its first heading."""
+    """A document with the title of its metadata, or else with its first heading as title."""
     return Document(name, text, plain_title(title) or plain_title(first_heading(text)))
 
 
@@ -286,7 +271,7 @@ def _markdown(page: str) -> str:
 @contextmanager
 def _unzipped(path: Path) -> Iterator[tuple[BinaryIO, zipfile.ZipFile]]:
     """Open a zipped file, and its parts; DamagedFile if it is a zip bomb."""
-    with open_seekable(path) as handle, zipfile.ZipFile(handle) as parts:
+    with common.open_seekable(path) as handle, zipfile.ZipFile(handle) as parts:
         unpacked = sum(part.file_size for part in parts.infolist())
         if unpacked > common.MAX_BYTES + handle.seek(0, 2):  # pictures do not grow when unpacked
             raise DamagedFile(f"over {common.MAX_BYTES >> 20} MB unpacked: split it")
@@ -295,7 +280,6 @@ def _unzipped(path: Path) -> Iterator[tuple[BinaryIO, zipfile.ZipFile]]:
 
 def _joined(parts: Iterable[str], format: str) -> str:
     """Join the parts of a file; UnsupportedFile if they have no text."""
-    texts = [part.strip() for part in parts]
-    if text := "\n\n".join(filter(None, texts)):
+    if text := "\n\n".join(filter(None, map(str.strip, parts))):
         return text
     raise UnsupportedFile(f"{format} without text")

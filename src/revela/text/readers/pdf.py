@@ -1,6 +1,4 @@
-"""Read PDF: its text, tables of numbers as lines with headings, and the values of
-forms.
-"""
+"""Read PDF: its text, tables of numbers as lines with headings, and the values of forms."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from revela.text.readers.table_lines import has_headings, is_number, lines_below
 from revela.text.readers.text import plain_title
 from revela.types import Document
 
-# A word that goes on in the next line.
+# A word that continues on the next line.
 _PARTED = re.compile(r"([^\W\d_]+)([-\u2010\u00ad])[ \t]*\r?\n[ \t]*([^\W\d_]+)")
 _WORD = re.compile(r"[^\W\d_]+")
 _LIGATURES = {0xFB00 + i: s for i, s in enumerate(["ff", "fi", "fl", "ffi", "ffl", "st", "st"])}
@@ -30,8 +28,7 @@ LONG_CELL = 6  # words; most lines in columns of prose have more, and in one col
 
 def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """Read the text of all pages, and the values of forms."""
-    is_packed = path.suffix in COMPRESSED
-    title, given, values = pdf_pages.read(read_bytes(path) if is_packed else path)
+    title, given, values = pdf_pages.read(read_bytes(path) if path.suffix in COMPRESSED else path)
     for number, page in enumerate(given, 1):
         if page is None:
             report.skip("damaged page", f"{name}, page {number}")
@@ -46,7 +43,7 @@ def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
 
 
 def _text(page: Page) -> str:
-    """A page's text, its tables as lines with each value beside its column's heading.
+    """A page's text, with tables as lines that have each value beside the heading of its column.
 
     >>> head = [Cell("Room", 0, 4), Cell("Summer", 9, 15), Cell("Winter", 17, 23)]
     >>> oslo = [Cell("Oslo", 0, 4), Cell("120", 9, 12), Cell("8", 17, 18)]
@@ -66,7 +63,7 @@ def _text(page: Page) -> str:
 
 
 def _table(rows: Sequence[Sequence[Cell]]) -> list[list[str]]:
-    """Headings and the rows below, if they are a table with numbers; else []."""
+    """The headings and the rows below if they are a table with numbers; else []."""
     headings, *below = rows
     table = [[cell.text for cell in headings]]
     for row in below:
@@ -105,19 +102,19 @@ def _in_columns(headings: Sequence[Cell], row: Sequence[Cell]) -> list[str]:
 def join_words(text: str) -> str:
     """Join words that are split at the end of a line.
 
-    The hyphen stays if the text has the hyphened word elsewhere, if one letter is before it, or if
-    both parts are words of the text (the second in lower case, unlike a German noun) and the whole
-    is not. Half a word before "and" or the like is left as it is. Where the text says nothing, the
-    parts are joined, as most are of one word.
+    The hyphen stays if the hyphenated word occurs elsewhere in the text, if one letter precedes it,
+    or if both parts are words of the text (the second in lower case, unlike a German noun) and the
+    whole is not. Half a word before "and" or the like is unchanged. If the text does not tell, the
+    parts are joined, because most are one word.
 
     >>> join_words("The echo-\\nlocation of bats is well-\\nknown, as all well-known things.")
     'The echolocation of bats is well-known, as all well-known things.'
     """
-    hyphened, words, lower = set[str](), set[str](), set[str]()
-    if _PARTED.search(text):
-        hyphened = {*_HYPHENED.findall(text.lower())}
-        words = {*_WORD.findall(_PARTED.sub(" ", text))}
-        lower = {word.lower() for word in words}
+    if not _PARTED.search(text):
+        return text
+    hyphened = {*_HYPHENED.findall(text.lower())}
+    words = {*_WORD.findall(_PARTED.sub(" ", text))}
+    lower = {word.lower() for word in words}
 
     def joined(found: re.Match[str]) -> str:
         first, mark, rest = found.groups()

@@ -1,6 +1,6 @@
 """Read the pages of PDFs with PDFium, in the guarded process (readers/guarded.py).
 
-A page is its text, or, if it may have a table, its lines as lists of cells; or None if it cannot be
+A page is its text; or its lines as lists of cells, if it may have a table; or None, if it cannot be
 read.
 """
 
@@ -16,12 +16,12 @@ from statistics import median
 from typing import Any, NamedTuple
 
 # Widths in heights of a line:
-COLUMN = 0.6  # a wider gap parts two cells
-SPACE = 0.12  # a gap that is wider than the line's others by so much is a space
-GLYPHS = 0.15  # a narrower gap beside a letter of several glyphs is no space
+COLUMN = 0.6  # a wider gap separates two cells
+SPACE = 0.12  # a gap that exceeds the median of its line by more is a space
+GLYPHS = 0.15  # a wider gap beside a letter of several glyphs is a space
 LONG_ROW = 200  # characters
-_HYPHEN = "\ufffe"  # what PDFium puts for one that ends a line, and for the end of the line
-_NUMBER = re.compile(r"\S[ \t]+[^\w\s]*\d")  # after something else
+_HYPHEN = "\ufffe"  # PDFium's sign for a hyphen at the end of a line, and that end
+_NUMBER = re.compile(r"\S[ \t]+[^\w\s]*\d")  # after other text
 _CLUSTERS = re.compile("[\u0900-\u1aff]")  # scripts in which several glyphs show a letter
 _LONE = re.compile(r"\n\S\r")  # a line of one character
 _RIGHT_TO_LEFT = "\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc"
@@ -40,7 +40,7 @@ Page = str | list[list[Cell]] | None
 
 
 class _Character(NamedTuple):
-    """A character, its box along the direction of the text and across it, and its font's size."""
+    """A character, its box along the direction of the text and across it, and its font size."""
 
     text: str
     begin: float
@@ -88,16 +88,16 @@ def _page(page: Any) -> Page:
     text = text.strip()
     lines = text.split("\r\n")
     rows = [len(line) < LONG_ROW and bool(_NUMBER.search(line)) for line in lines]
-    # Boxes take ten times as long as the text: only if two consecutive lines may belong to a table,
-    # or if lines are torn.
+    # Boxes take ten times as long as the text: they are read only if two consecutive lines may
+    # belong to a table, or if lines are torn.
     if any(map(all, pairwise(rows))) or _LONE.search(text):
         return [_cells(line) for line in _lines(page, kept)]
     return text.replace(_HYPHEN, "-\n").replace("\r\n", "\n")
 
 
 def _marks(page: Any) -> dict[int, tuple[float, float]]:
-    """Left and right side of what is marked with its text (ActualText): Chrome does so for letters
-    that several glyphs show.
+    """Left and right side of the glyphs below each mark that tells their text (ActualText): Chrome
+    writes such marks for letters of several glyphs.
     """
     from pypdfium2 import raw
 
@@ -112,17 +112,17 @@ def _marks(page: Any) -> dict[int, tuple[float, float]]:
 
 
 def _mark(glyphs: Any) -> int:
-    """The address of the mark that tells the text of glyphs; 0: there is none."""
+    """The address of the mark that tells the text of glyphs; 0 if there is none."""
     from pypdfium2 import raw
 
     found = (raw.FPDFPageObj_GetMark(glyphs, i) for i in range(raw.FPDFPageObj_CountMarks(glyphs)))
-    told = (m for m in found if raw.FPDFPageObjMark_GetParamValueType(m, b"ActualText"))
-    return next((ctypes.addressof(mark.contents) for mark in told), 0)
+    named = (m for m in found if raw.FPDFPageObjMark_GetParamValueType(m, b"ActualText"))
+    return next((ctypes.addressof(mark.contents) for mark in named), 0)
 
 
 def _once(page: Any, marks: dict[int, tuple[float, float]]) -> Iterator[int]:
-    """The characters of a page without those that PDFium adds: it gives the text of a mark for more
-    than one of its glyphs, and spaces and ends of lines after glyphs that it takes for the last.
+    """The characters of a page without those that PDFium adds: it repeats the text of a mark for
+    several of its glyphs, and adds spaces and ends of lines after glyphs that it takes for last.
     """
     from pypdfium2 import raw
 
@@ -148,7 +148,7 @@ def _once(page: Any, marks: dict[int, tuple[float, float]]) -> Iterator[int]:
 
 def _lines(page: Any, kept: Sequence[int]) -> Iterator[list[_Character]]:
     """The lines of a page. PDFium ends a line before a letter that is set alone: in a cell of one
-    letter, and all the time if letters are set one by one, as by Chrome. Such pieces are joined.
+    letter, and everywhere if letters are set one by one, as by Chrome. Such pieces are joined.
     """
     line, before, is_torn, begin, end = list[_Character](), _END, False, 0.0, 0.0
     for _, group in groupby(_characters(page, kept), lambda character: character is _END):
@@ -170,7 +170,7 @@ def _lines(page: Any, kept: Sequence[int]) -> Iterator[list[_Character]]:
 
 
 def _characters(page: Any, kept: Sequence[int]) -> Iterator[_Character]:
-    """Characters with their boxes, and spaces and ends of lines without."""
+    """Characters with their boxes, and spaces and ends of lines without boxes."""
     from pypdfium2 import raw
 
     box, direction = raw.FS_RECTF(), None
@@ -194,7 +194,7 @@ def _characters(page: Any, kept: Sequence[int]) -> Iterator[_Character]:
 
 
 def _is_level(one: _Character, other: _Character) -> bool:
-    """Whether two characters may stand in one line, and none is the number of a footnote."""
+    """Whether two characters may be in one line; the number of a footnote is not."""
     shared = min(one.high, other.high) - max(one.low, other.low)
     return one.size == other.size and 2 * shared > min(one.height, other.height)
 
@@ -204,7 +204,7 @@ def _boxed(line: list[_Character]) -> list[_Character]:
 
 
 def _mended(line: list[_Character]) -> list[_Character]:
-    """A line that was torn: in its order, with spaces where its gaps are wide."""
+    """A torn line, in reading order, with spaces where its gaps are wide."""
     is_right_to_left = re.search(f"[{_RIGHT_TO_LEFT}]", "".join(c.text for c in line))
     line = _boxed(line)
     if is_right_to_left:
@@ -226,7 +226,7 @@ def _text(line: list[_Character]) -> str:
 
 
 def _cells(line: list[_Character]) -> list[Cell]:
-    """The cells of a line: what stands between wide gaps."""
+    """The cells of a line, which wide gaps separate."""
     parts, last = [list[_Character]()], None
     least = COLUMN * max(character.height for character in line)
     for character in line:
@@ -242,7 +242,7 @@ def _cells(line: list[_Character]) -> list[Cell]:
 
 
 def _values(form: Any, page: Any) -> Iterator[tuple[str, str]]:
-    """Name and value of each field of a form that is filled in, which the page's text lacks."""
+    """Name and value of each form field that is filled in, which the page's text lacks."""
     from pypdfium2 import raw
 
     written = (
@@ -261,7 +261,7 @@ def _values(form: Any, page: Any) -> Iterator[tuple[str, str]]:
 
 
 def _text_of(get: Callable[..., int], *of: Any) -> str:
-    """What a function of PDFium writes into a buffer."""
+    """The text that a function of PDFium writes into a buffer."""
     from pypdfium2 import raw
 
     buffer = (raw.FPDF_WCHAR * (get(*of, None, 0) // 2))()

@@ -30,7 +30,7 @@ class Fields:
     """Names of a row's fields. The text is required; the title and metadata are optional.
 
     Attributes:
-        for_search: also keep what every index can be filtered by: the date and the type of files.
+        for_search: also keep the fields by which every index can be filtered: date and file type.
     """
 
     text: str
@@ -40,15 +40,15 @@ class Fields:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The metadata that are kept."""
+        """Names of the metadata to keep."""
         return (*self.metadata, "date") if self.for_search else self.metadata
 
 
 def document_of(
     row: Mapping[str, object], where: str, fields: Fields, report: ReadReport
 ) -> Document | None:
-    """The row as a document; None if it has no valid text, which is reported. ``where`` is the
-    default id.
+    """The row as a document; None if it has no valid text, which is reported. ``where`` is the id
+    of a row without one.
     """
     text, title = row.get(fields.text), row.get(fields.title)
     if not isinstance(text, str):
@@ -79,13 +79,13 @@ def columns_of(names: Collection[str], fields: Fields) -> list[str]:
     if fields.text not in names:
         message = f'no column "{fields.text}"; name one with --text-field'
         raise UnsupportedFile(message, f"has {_list_names(names)}")
-    told = (*PATH_FIELDS, *LANGUAGE_FIELDS)
-    columns = dict.fromkeys((*ID_FIELDS, fields.title, fields.text, *fields.kept, *told))
+    of_kind = (*PATH_FIELDS, *LANGUAGE_FIELDS)
+    columns = dict.fromkeys((*ID_FIELDS, fields.title, fields.text, *fields.kept, *of_kind))
     return [name for name in columns if name in names]
 
 
 def plain_value(value: object) -> Value:
-    """Text and numbers unchanged, lists and objects as JSON, anything else (a date) as text."""
+    """Text and numbers unchanged, lists and objects as JSON, others (such as a date) as text."""
     if isinstance(value, str | int | float):
         return value
     if isinstance(value, list | dict):
@@ -94,7 +94,7 @@ def plain_value(value: object) -> Value:
 
 
 def _list_names(names: Collection[str]) -> str:
-    """Column names, shortened, as they are the first row in a file without a header."""
+    """Column names, shortened: in a file without a header they are its first row."""
     shown = [name if len(name) <= 40 else f"{name[:40]}..." for name in islice(names, 12)]
     return ", ".join(shown + ["..."] * (len(names) > 12)) or "nothing"
 
@@ -133,8 +133,8 @@ _DEFINITION = re.compile(
 
 
 def _kind_of(key: str, row: Mapping[str, object], text: str) -> Kind:
-    """Code by the row's path, id or language; if there are none, by a definition at the text's
-    beginning.
+    """Code or prose, by the row's path, id or language, or else by a definition at the beginning of
+    the text.
     """
     names = [key, *(str(row[name]) for name in PATH_FIELDS if row.get(name))]
     if any(Path(name).suffix.lower() in CODE for name in names):

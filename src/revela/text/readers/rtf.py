@@ -20,9 +20,9 @@ def read_rtf(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
 
     source = read_bytes(path).decode("latin-1")
     if not source.lstrip().startswith("{\\rtf"):
-        raise DamagedFile("no RTF")
+        raise DamagedFile("not RTF")
     title = _TITLE.search(source)
-    # striprtf leaves footnotes out, and puts no space between the cells of a table.
+    # striprtf drops footnotes, and writes the cells of a table without a space between them.
     source = re.sub(r"\\footnote(?![a-z])", " ", source)
     source = re.sub(r"\\cell(?![a-z]) ?", r" \\cell  ", source)
     text = rtf_to_text(source, errors="replace").replace("\xad", "")

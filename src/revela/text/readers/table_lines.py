@@ -1,4 +1,4 @@
-"""Turn rows of cells into lines of text, with each value beside its label."""
+"""Turn rows of cells into lines of text, with each value beside its heading."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ Merged = tuple[int, int, int, int]  # first row, first column, last row, last co
 
 WIDE = 30  # words; in a row with more, each cell is a line
 LONG_HEADING = 60  # maximum characters
-HEADINGS = 5  # rows of a sheet's table, at most, of which one has its headings
-JOINED = 3  # rows of headings, at most, if names of groups are above names of columns
-# Characters of headings, in all lines and per character of the cells; with more a table is swollen.
+HEADINGS = 5  # first rows of a sheet's table that may have its headings
+JOINED = 3  # maximum rows of headings, if names of groups are above names of columns
+# Maximum characters of headings, in all lines and per character of the cells; a table with more is
+# swollen.
 LABELS, LABELS_PER_CELL = 2**20, 4
 _NUMBER = re.compile(r"[\W\d_]*\d[\W\d_]*(?:[^\W\d_]{1,3}\W*)?")  # also with a unit, or a date
 _PERIOD = re.compile(r"(?:19|20)\d\d(?:[-/.]\d\d?){0,2}\W*")  # a year, month or day
 
 
-def table_lines(rows: Iterable[Sequence[str]], headings: int | None = None) -> list[str]:
-    """A line per row.
+def table_lines(rows: Iterable[Sequence[str]], headings: int = 0) -> list[str]:
+    """One line per row.
 
     Below headings it is "Heading: value; Heading: value"; for two cells "label: value"; otherwise
-    the cells. ``headings`` is the number of rows of headings; None: those that look like headings.
+    the cells. ``headings`` is the number of rows of headings; 0: those that look like headings.
 
     >>> table_lines([["Kind", "Legs", "Wings"], ["bee", "6", "4"], ["bat", "2", "2"]])
     ['Kind: bee; Legs: 6; Wings: 4', 'Kind: bat; Legs: 2; Wings: 2']
@@ -30,20 +31,17 @@ def table_lines(rows: Iterable[Sequence[str]], headings: int | None = None) -> l
     ['Name: Anna', 'Phone: 123 45']
     """
     rows, captions = [list(row) for row in rows if any(row)], list[str]()
-    while headings and headings > 1 and len(rows) > 1 and len({*rows[0], ""}) == 2:
+    while headings > 1 and len(rows) > 1 and len({*rows[0], ""}) == 2:
         captions.append(max(rows.pop(0)))  # a cell that spans all columns
         headings -= 1
-    if headings:
-        names = _joined(rows[:headings])
-    else:
-        headings, names = _headings(rows) if headings is None else (0, [])
+    headings, names = (headings, _joined(rows[:headings])) if headings else _headings(rows)
     below = lines_below(names, rows[headings:]) if 0 < headings < len(rows) else ()
     return [*captions, *(below or map(_labelled, rows))]
 
 
 def is_swollen(headings: Sequence[str], rows: Sequence[Sequence[str]], least: int = LABELS) -> bool:
-    """Whether headings would be most of the lines of a table, as in a survey of closed questions,
-    and have over ``least`` characters in all.
+    """Whether headings would make up most of a table's lines, as in a survey of closed questions,
+    and more than ``least`` characters.
     """
     cells = sum(len(cell) for row in rows for cell in row)
     labels = sum(
@@ -53,8 +51,8 @@ def is_swollen(headings: Sequence[str], rows: Sequence[Sequence[str]], least: in
 
 
 def lines_below(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """``table_lines`` for rows below known headings. A swollen table has a line for each column
-    instead, with each of its values once.
+    """``table_lines`` for rows below known headings. A swollen table has one line per column, with
+    each of its values once.
     """
     if is_swollen(headings, rows):
         for name, *cells in zip_longest(headings, *rows, fillvalue=""):
@@ -69,8 +67,8 @@ def lines_below(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Itera
 
 
 def has_headings(rows: Sequence[Sequence[str]]) -> bool:
-    """Whether the first row has headings: it fills all cells but perhaps the first, of three or
-    more, with different texts that are not numbers, but for years and dates above other numbers.
+    """Whether the first row has headings: it fills all of three or more cells, except perhaps the
+    first, with different texts, which are not numbers, except years and dates above other numbers.
     (In a row of two cells, the first may be the label of the second.)
     """
     width = max(map(len, rows), default=0)
@@ -92,8 +90,8 @@ def _headings(rows: Sequence[Sequence[str]]) -> tuple[int, list[str]]:
     """The number of rows of headings at the beginning of a table, and the headings; (0, []) if
     there are none.
 
-    Names of groups of columns are joined with the names below, if those are no headings alone: they
-    are repeated, or some are missing. So that sparse rows of data are not joined, a name must be
+    Names of groups of columns are joined with the names below if those alone are not headings,
+    because some are repeated or missing. So that sparse rows of data are not joined, a name must be
     repeated in the last row, or be a year.
     """
     if has_headings(rows):
@@ -116,7 +114,7 @@ def _headings(rows: Sequence[Sequence[str]]) -> tuple[int, list[str]]:
 
 
 def _are_groups(above: Sequence[Sequence[str]], lowest: Sequence[str]) -> bool:
-    """Whether each name in the rows above is over several columns, or else over no other name."""
+    """Whether each name in the rows above spans several columns, or has no other name below."""
     for number, row in enumerate(above):
         below = _joined([lowest, *above[number + 1 :]])
         around = zip(["", *row], row, [*row[1:], ""], below, strict=False)
@@ -133,14 +131,14 @@ def _is_period(cell: str) -> bool:
 
 
 def _joined(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Rows of headings as one: the different texts of each column."""
+    """Rows of headings as one row, with the different texts of each column."""
     columns = zip_longest(*rows, fillvalue="")
     return [" ".join(dict.fromkeys(filter(None, column))) for column in columns]
 
 
 def _over_columns(row: Sequence[str]) -> list[str]:
-    """A row of names of groups with each name also in the empty cells to its right; the last one
-    over as many columns as the one before, if that is over several.
+    """A row of names of groups, with each name repeated in the empty cells to its right; the last
+    spans as many columns as the one before, if that spans several.
     """
     begins = [place for place, cell in enumerate(row) if cell]
     if len(begins) > 1 and (width := begins[-1] - begins[-2]) > 1:
@@ -152,8 +150,8 @@ def _over_columns(row: Sequence[str]) -> list[str]:
 
 
 def sheet_tables(rows: Iterable[Sequence[str]], merged: Sequence[Merged] = ()) -> Iterator[str]:
-    """The tables of a sheet, each as lines. An empty row ends a table; one without headings may go
-    on with those above.
+    """The tables of a sheet, each as lines. An empty row ends a table; a table without headings may
+    use those of the table above.
 
     >>> rows = [["Stock"], ["Part", "Shelf", "Left"], ["hinge", "C4", "2"], [], ["foot", "A1", "9"]]
     >>> list(sheet_tables(rows))
@@ -167,8 +165,8 @@ def sheet_tables(rows: Iterable[Sequence[str]], merged: Sequence[Merged] = ()) -
             lines = [[row.get(column, "") for column in columns] for row in table]
             single = takewhile(lambda row: len(row) == 1, table if len(columns) > 1 else ())
             above = sum(1 for _ in single)
-            if found := _headings_at(lines[above:]):
-                place, height, headings = found
+            place, height, headings = _headings_at(lines[above:])
+            if headings:
                 above += place
                 names = dict(zip(columns, headings, strict=True))
                 below = lines_below(headings, lines[above + height :])
@@ -182,9 +180,9 @@ def sheet_tables(rows: Iterable[Sequence[str]], merged: Sequence[Merged] = ()) -
             yield "\n".join([*captions, *below])
 
 
-def _headings_at(rows: Sequence[Sequence[str]]) -> tuple[int, int, list[str]] | None:
-    """The number of rows above the headings, of rows of headings, and the headings; None if there
-    are none. They may be below some rows that are half empty, if numbers are below them.
+def _headings_at(rows: Sequence[Sequence[str]]) -> tuple[int, int, list[str]]:
+    """The number of rows above the headings, that of rows of headings, and the headings, [] if
+    there are none. They may be below a few rows that are half empty, if numbers are below them.
     """
     for place, row in enumerate(rows[:HEADINGS]):
         height, names = _headings(rows[place:])
@@ -193,13 +191,13 @@ def _headings_at(rows: Sequence[Sequence[str]]) -> tuple[int, int, list[str]] | 
             if not place or any(2 * sum(map(is_number, cells)) > len(cells) for cells in columns):
                 return place, height, names
         if 2 * sum(map(bool, row)) > len(row):
-            return None
-    return None
+            break
+    return 0, 0, []
 
 
 def _side_by_side(table: list[dict[int, str]]) -> Iterator[list[dict[int, str]]]:
-    """The tables between empty columns: with headings of their own, of other rows or the same
-    names.
+    """The tables between empty columns, if each has headings, and they differ in the number of rows
+    or share a name.
     """
     columns = sorted(set[int]().union(*table))
     for last, first in pairwise(columns):
@@ -218,8 +216,8 @@ def _side_by_side(table: list[dict[int, str]]) -> Iterator[list[dict[int, str]]]
 
 
 def _unmerged(rows: Iterable[Sequence[str]], merged: Sequence[Merged]) -> Iterable[Sequence[str]]:
-    """Rows with the text of a cell that is merged over rows in each of them. Headings that are
-    merged over columns are joined with the headings below.
+    """Rows in which the text of a cell that is merged over rows is repeated in each. Headings that
+    are merged over columns are joined with the headings below.
     """
     if not merged:
         return rows

@@ -12,7 +12,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain, islice, pairwise
 from pathlib import Path
@@ -22,23 +22,17 @@ from typing import Any, TextIO
 from revela.errors import RevelaError, first_line
 from revela.text.endings import suffix
 from revela.text.readers import common
-from revela.text.readers.common import (
-    ReadReport,
-    TooLarge,
-    UnsupportedFile,
-    check_length,
-    lines_of,
-    open_text,
-    read_decoded,
-)
+from revela.text.readers.common import ReadReport, TooLarge, UnsupportedFile
 from revela.text.readers.rows import Fields, columns_of, document_of
 from revela.text.readers.table_lines import is_swollen, lines_below, sheet_tables
 from revela.types import Document
 
 DEFAULT_TEXT = "text"
-WORDED = 0.1  # minimum share of rows with a word; with fewer, a table is of numbers
+WORDED = 0.1  # minimum share of rows with a word; a table with fewer has only numbers
 MENDED = 20  # maximum unclosed quotes to repair in a file; each reads again up to the next quote
 _WORD = re.compile(r"\b[^\W\d_]{2,}\b")
+# Without a leading zero: 007 is a code.
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,17})(\.\d+(?:e-?\d+)?)?", re.IGNORECASE)
 ROWS = 16  # rows decoded at a time
 LINES_ABOVE = 20  # of a CSV file, maximum, above its header
 DELIMITERS = {".csv": ",;\t|", ".tsv": "\t"}
@@ -46,10 +40,10 @@ DELIMITERS = {".csv": ",;\t|", ".tsv": "\t"}
 
 def read_parquet(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     columns = partial(_text_columns, fields=fields)
-    yield from documents_of(parquet_batches(path, columns, ROWS), name, fields, report)
+    yield from documents_of(parquet_batches(path, columns), name, fields, report)
 
 
-def parquet_batches(path: Path, columns: Callable[[Any], list[str]], size: int) -> Iterator[Any]:
+def parquet_batches(path: Path, columns: Callable[[Any], list[str]]) -> Iterator[Any]:
     """The record batches of a file. ``columns``: a schema -> names to read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -61,7 +55,7 @@ def parquet_batches(path: Path, columns: Callable[[Any], list[str]], size: int) 
         pq.ParquetFile(source, pre_buffer=False, buffer_size=2**20) as file,
     ):
         names = columns(file.schema_arrow)
-        yield from file.iter_batches(size, columns=names, use_threads=False)
+        yield from file.iter_batches(ROWS, columns=names, use_threads=False)
 
 
 @contextmanager
@@ -84,16 +78,13 @@ def read_arrow(path: Path, name: str, fields: Fields, report: ReadReport) -> Ite
     import pyarrow as pa
 
     with pa.OSFile(os.fsencode(path)) as source:
-        batches: Iterable[Any]
         try:
-            batches = stream = pa.ipc.open_stream(source)
-            schema = stream.schema
+            batches = file = pa.ipc.open_stream(source)
         except pa.ArrowInvalid:
             source.seek(0)
             file = pa.ipc.open_file(source)
-            schema = file.schema
-            batches = (file.get_batch(i) for i in range(file.num_record_batches))
-        columns = _text_columns(schema, fields)
+            batches = map(file.get_batch, range(file.num_record_batches))
+        columns = _text_columns(file.schema, fields)
 
         def validated(batch: Any) -> Any:
             part = batch.select(columns)
@@ -107,13 +98,12 @@ def documents_of(
     batches: Iterable[Any], name: str, fields: Fields, report: ReadReport
 ) -> Iterator[Document]:
     """The rows of record batches or tables as documents, numbered from 1."""
-    number = 0
     parts = (b.slice(start, ROWS) for b in batches for start in range(0, b.num_rows, ROWS))
-    for part in parts:
-        for row in part.select(columns_of(part.schema.names, fields)).to_pylist():
-            number += 1
-            if document := document_of(row, f"{name}:{number}", fields, report):
-                yield document
+    selected = (part.select(columns_of(part.schema.names, fields)) for part in parts)
+    rows = chain.from_iterable(part.to_pylist() for part in selected)
+    for number, row in enumerate(rows, 1):
+        if document := document_of(row, f"{name}:{number}", fields, report):
+            yield document
 
 
 def _text_columns(schema: Any, fields: Fields) -> list[str]:
@@ -131,14 +121,15 @@ def _text_columns(schema: Any, fields: Fields) -> list[str]:
 
 def read_csv(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """Read rows below a header of column names. A file without a text column is one document with a
-    line per row, like an Excel sheet; lines above its header are lines, too.
+    line per row, like an Excel sheet; it keeps the lines above its header.
 
     The delimiter is a tab in .tsv. In .csv it is the one after "sep=", or the most frequent one of
     ``DELIMITERS`` in the header.
     """
     csv.field_size_limit(common.MAX_BYTES)
     with _open_csv(path, name, report) as text:
-        rows = _rows_of(map(check_length, lines_of(text)), DELIMITERS[suffix(path)], name, report)
+        lines = map(common.check_length, common.lines_of(text))
+        rows = _rows_of(lines, DELIMITERS[suffix(path)], name, report)
         names = [column.strip() for column in next(rows, ("", []))[1]]
         if not names:
             return
@@ -157,7 +148,8 @@ def read_csv(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
                 report.skip(reason, where, bad=True)
                 continue
             # Of two columns with the same name, the first counts.
-            values = _typed(dict(zip(reversed(names), reversed(row), strict=True)), fields)
+            values: dict[str, Any] = dict(zip(reversed(names), reversed(row), strict=True))
+            values |= {key: _typed(values[key]) for key in values.keys() & {*fields.metadata}}
             if document := document_of(values, where, fields, report):
                 yield document
 
@@ -165,7 +157,7 @@ def read_csv(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
 def _table(
     names: list[str], rows: Iterable[list[str]], name: str, fields: Fields, report: ReadReport
 ) -> Iterator[Document]:
-    """A file without a text column as one document; UnsupportedFile if it has only numbers."""
+    """A file without a text column as one document; UnsupportedFile if it is a table of numbers."""
     table, size = list[list[str]](), 0
     for row in rows:
         table.append([" ".join(cell.split()) for cell in row])
@@ -177,7 +169,7 @@ def _table(
         message = f'{numbers} without a column "{fields.text}"'
         raise UnsupportedFile(message, short=numbers, by_programs=True)
     filled = [sum(map(bool, row)) for row in (names, *table)]
-    if table and filled[0] + 1 < median(filled):  # the first row is no header of all columns
+    if table and filled[0] + 1 < median(filled):  # the first row is not a header of all columns
         found = "\n".join(sheet_tables([names, *table]))
     else:
         if is_swollen(names, table):
@@ -192,7 +184,7 @@ def _rows_of(
 ) -> Iterator[tuple[str, list[str]]]:
     """(place, cells) of each row that is not empty.
 
-    If a quote is never closed, its line is read as it is, and the lines after it as usual.
+    If a quote is not closed, its line is read without quotes, and the lines after it as usual.
     """
     header = next((line for line in lines if line.strip()), "")
     above = [header, *islice(lines, LINES_ABOVE)]
@@ -224,8 +216,8 @@ def _rows_of(
 
 
 def _delimiter(lines: Sequence[str], delimiters: str) -> str:
-    """The most frequent delimiter of the first line; if it has none, as it is a title, the first
-    that two lines in a row have equally often, and more than once.
+    """The most frequent delimiter of the first line. If it has none, because it is a title, the
+    first that two consecutive lines have equally often, and more than once.
     """
     found = max(delimiters, key=lines[0].count)
     if found in lines[0]:
@@ -236,25 +228,13 @@ def _delimiter(lines: Sequence[str], delimiters: str) -> str:
 
 def _open_csv(path: Path, name: str, report: ReadReport) -> TextIO:
     """Open a file as text. A large one must be UTF-8."""
-    try:
-        if path.stat().st_size <= common.MAX_BYTES:
-            return io.StringIO(read_decoded(path, name, report), newline="")
-    except TooLarge:  # unpacked
-        pass
-    return open_text(path, newline="")
+    with suppress(TooLarge):
+        return io.StringIO(common.read_decoded(path, name, report), newline="")
+    return common.open_text(path, newline="")
 
 
-def _typed(row: dict[str, Any], fields: Fields) -> dict[str, Any]:
-    """Convert metadata that looks like a number; an empty field is None."""
-    for name in fields.metadata:
-        if (value := row.get(name)) is not None:
-            numbers = (kind(value) for kind in _NUMBER if _NUMBER[kind].fullmatch(value))
-            row[name] = next(numbers, value or None)
-    return row
-
-
-# No leading zero: 007 is a code, not a count.
-_NUMBER: dict[type[int] | type[float], re.Pattern[str]] = {
-    int: re.compile(r"-?(0|[1-9]\d{0,17})"),
-    float: re.compile(r"-?(0|[1-9]\d*)\.\d+(e-?\d+)?", re.IGNORECASE),
-}
+def _typed(value: str) -> str | int | float | None:
+    """A field as a number if it looks like one; None if it is empty."""
+    if number := _NUMBER.fullmatch(value):
+        return float(value) if number[1] else int(value)
+    return value or None

@@ -1,4 +1,4 @@
-"""Read text of any ending, source code and XML: one document per file; and clean titles."""
+"""Read text of any ending, source code and XML: one document per file. Also cleans titles."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from revela.text.readers.common import ReadReport, UnsupportedFile, read_decoded
 from revela.text.readers.rows import Fields, plain_value
 from revela.types import Document, Value
 
-MINIFIED = 1000  # mean characters per line of source code; with more it is made by programs
+MINIFIED = 1000  # mean characters per line of source code; more is minified
 TITLE = 200  # maximum characters
-# Of YAML, or of TOML between +++.
+# YAML, or TOML between +++.
 _FRONT_MATTER = re.compile(
     r"\s*(?:---|(\+\+\+))[ \t]*\n(.*?\n)(?(1)\+\+\+|(?:---|\.\.\.))[ \t]*(?:\n|\Z)", re.S
 )
 _FRONT_TITLE = re.compile(
     r"""^title(?::|[ \t]*=)[ \t]*(?P<quote>["']?)(.+?)(?P=quote)[ \t]*$""", re.M
 )
-# Fields of a front matter, those that concern layout, and values that say nothing.
+# The fields of front matter, the names of those for layout, and empty values.
 _FIELD = re.compile(
     r"""^(["']?)([^\W\d][\w .-]{0,60}?)\1[ \t]*(?::(?=\s)|=)(.*\n(?:(?:[ \t\]-].*)?\n)*)""", re.M
 )
@@ -41,7 +41,7 @@ _LINE_OF_MARKS = r"([=\-~*#^])\{}{{2,}}[ \t]*"
 _UNDERLINED = re.compile(
     rf"\s*(?:{_LINE_OF_MARKS.format(1)}\n)?[ \t]*(\S[^\n]*)\n{_LINE_OF_MARKS.format(3)}(?:\n|\Z)"
 )
-# What is no speech in subtitles: the number and times of a cue, notes, styles, and tags.
+# What is not speech in subtitles: the number and times of a cue, notes, styles, and tags.
 _TIMES = r"(?:\d+:)?\d\d:\d\d[.,]\d{3}[ \t]+-->.*"
 _CUE = re.compile(
     rf"^WEBVTT.*\n|(?<=\n\n)(?:NOTE|STYLE|REGION)\b.*\n(?:.+\n)*"
@@ -49,7 +49,7 @@ _CUE = re.compile(
     r"|</?[a-z][^<>\n]*>|\{\\[^{}\n]*\}",
     re.MULTILINE,
 )
-# Titles made up by programs.
+# Titles that programs made up.
 _NO_TITLE = re.compile(
     r"(?:microsoft (?:word|powerpoint|excel) - .*"
     r"|.*\.(?:docx?|pptx?|xlsx?|pdf|dvi|tex|indd|qxd|rtf|odt|txt)"
@@ -77,8 +77,8 @@ def read_text(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
             given = {field[2]: field for field in _FIELD.finditer(front[2])}
             values = {name: _value(given[name][3]) for name in given.keys() & {*fields.kept}}
             metadata = {name: plain_value(v) for name, v in values.items() if v or v == 0}
-            said = (field for field in given.values() if not _LAYOUT.fullmatch(field[2]))
-            kept = "".join(field[0] for field in said if not _EMPTY.fullmatch(field[3]))
+            shown = (field for field in given.values() if not _LAYOUT.fullmatch(field[2]))
+            kept = "".join(field[0] for field in shown if not _EMPTY.fullmatch(field[3]))
             left_out = front[0].count("\n") - kept.count("\n")  # lines keep their numbers
             text = kept + "\n" * left_out + text[front.end() :]
         title = title or first_heading(text)
@@ -90,7 +90,7 @@ def read_text(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
 
 
 def _value(given: str) -> object:
-    """A value of a front matter: a number, a truth value, a list of texts, or text.
+    """A value of front matter: a number, true or false, a list of texts, or text.
 
     >>> _value(" 2024"), _value("[Anna, 'Otto']"), _value("\\n- a: 1\\n- b"), _value("x  # day")
     (2024, ['Anna', 'Otto'], ['a: 1', 'b'], 'x')
@@ -105,7 +105,7 @@ def _value(given: str) -> object:
 
 
 def read_subtitles(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
-    """Read subtitles (SubRip, WebVTT) as one document: the speech, line by line."""
+    """Read the speech of subtitles (SubRip, WebVTT), line by line, as one document."""
     text = read_decoded(path, name, report).replace("\r\n", "\n")
     yield Document(name, _CUE.sub("", text + "\n").strip())
 

@@ -15,7 +15,7 @@ from typing import Any
 from revela.errors import RevelaError
 from revela.text.readers.common import display_path, numbered_lines
 from revela.text.readers.hub import PREFIX, hub_rows
-from revela.text.readers.tables import ROWS, parquet_batches, refuse_damage
+from revela.text.readers.tables import parquet_batches, refuse_damage
 from revela.training.groups.store import Member
 from revela.types import is_unicode
 
@@ -91,7 +91,7 @@ def _parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
         return [name for name in ("src", "text") if name in schema.names]
 
     with refuse_damage(file):
-        for batch in parquet_batches(file, columns, ROWS):
+        for batch in parquet_batches(file, columns):
             yield from batch.to_pylist()
 
 
