@@ -189,11 +189,9 @@ def digest_of(document: Document, chunk_words: int) -> str:
 
 def check_repeated(ids: Iterable[str]) -> None:
     """Raise RevelaError for a repeated id."""
-    seen = set[str]()
-    for name in ids:
-        if name in seen:
-            raise RevelaError(
-                f'two documents have the id "{name}": give each its own, '
-                "or index the folder that holds both files"
-            )
-        seen.add(name)
+    repeated = (name for name, count in Counter(ids).items() if count > 1)
+    if (name := next(repeated, None)) is not None:
+        raise RevelaError(
+            f'two documents have the id "{name}": give each its own, '
+            "or index the folder that holds both files"
+        )

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -38,15 +38,9 @@ from revela.searching.results import Result, SearchResults, results_of
 from revela.searching.server import Access, Limits, Site, schemas
 from revela.searching.server.concurrency import ConcurrencyLimit, in_thread, together
 from revela.searching.server.documents import file_response, read_document
-from revela.searching.server.encoding import Encoding, ServedModel
+from revela.searching.server.encoding import Encoding
 from revela.searching.server.errors import ERROR_HANDLERS, APIError, no_such_model
 from revela.searching.server.middleware import BodyLimit, Guard
-from revela.searching.server.schemas import (
-    EmbeddingRequest,
-    RerankRequest,
-    SearchParameters,
-    SearchRequest,
-)
 from revela.searching.word_search import Words
 from revela.types import ROLES, Hits, Role, Vectors, shortened
 
@@ -157,11 +151,13 @@ class SearchService:
         with self.search_limit.acquire():
             return await in_thread(self.search_threads, partial(file_response, self.index, name))
 
-    async def search_by_address(self, asked: Annotated[SearchParameters, Query()]) -> SearchResults:
+    async def search_by_address(
+        self, asked: Annotated[schemas.SearchParameters, Query()]
+    ) -> SearchResults:
         """Search, with a link that can be kept."""
         return await self.search(asked)
 
-    async def search(self, body: SearchRequest) -> SearchResults:
+    async def search(self, body: schemas.SearchRequest) -> SearchResults:
         """Search: the best documents, each with its best passage."""
         start = time.perf_counter()
         try:
@@ -179,7 +175,7 @@ class SearchService:
             note=" ".join(filter(None, (self.index.notice, hits.notice))) or None,
         )
 
-    async def _search(self, body: SearchRequest) -> tuple[Hits, list[Result]]:
+    async def _search(self, body: schemas.SearchRequest) -> tuple[Hits, list[Result]]:
         if body.mode == "dense" or body.rerank == "late-interaction":
             await self.not_yet()
         where = body.options()["where"]
@@ -187,7 +183,9 @@ class SearchService:
         find = partial(find, where=where, min_score=body.min_score)
         return await in_thread(self.search_threads, partial(self._found, body, find))
 
-    def _found(self, body: SearchRequest, find: Callable[[], Hits]) -> tuple[Hits, list[Result]]:
+    def _found(
+        self, body: schemas.SearchRequest, find: Callable[[], Hits]
+    ) -> tuple[Hits, list[Result]]:
         """The hits of a search, and the same in the form of the API."""
         hits = find()
         # Do not tell strangers where files are.
@@ -197,23 +195,31 @@ class SearchService:
 
 
 class Service(SearchService):
-    """An index and its retriever, and their routes."""
+    """An index and its retriever, and their routes.
+
+    Args:
+        name: of the retriever, for clients.
+        encoder: the retriever; encodes in the batcher's thread only.
+        dimensions: shorter widths that it was trained for.
+    """
 
     index: Index
 
     def __init__(
         self,
         index: Index,
-        model: ServedModel,
+        name: str,
+        encoder: TextEncoder,
         limits: Limits,
         access: Access = Access(),  # noqa: B008  (frozen)
         site: Site = Site(),  # noqa: B008  (frozen)
+        dimensions: Iterable[int] = (),
     ) -> None:
-        super().__init__(index, model.name, limits, access, site)
+        super().__init__(index, name, limits, access, site)
         self.created = int(time.time())
-        self.width = warm(model.encoder)
-        self.dimensions = [*sorted(d for d in model.dimensions if d < self.width), self.width]
-        self.encoding = Encoding(model, limits)
+        self.width = warm(encoder)
+        self.dimensions = [*sorted(d for d in dimensions if d < self.width), self.width]
+        self.encoding = Encoding(encoder, limits)
 
     @property
     def names(self) -> list[str]:
@@ -235,7 +241,7 @@ class Service(SearchService):
         self.encoding.batcher.close()
         super().close()
 
-    async def embeddings(self, body: EmbeddingRequest) -> Response:
+    async def embeddings(self, body: schemas.EmbeddingRequest) -> Response:
         """Vectors of texts, in OpenAI's format."""
         if body.model not in self.names:
             raise no_such_model(self.names)
@@ -247,12 +253,11 @@ class Service(SearchService):
         tokens = await self.encoding.tokens(body.input, role, bool(body.truncate), "input")
         rows = await self.encoding.encode(body.input, tokens, role)
         vectors = shortened(np.stack(rows), body.dimensions or self.width)
-        form = body.encoding_format or "float"
-        write = partial(embeddings_json, vectors, form, self.name, sum(tokens))
+        write = partial(embeddings_json, vectors, body.encoding_format, self.name, sum(tokens))
         content = await in_thread(self.encoding.threads, write)
         return Response(content, media_type="application/json")
 
-    async def rerank(self, body: RerankRequest) -> schemas.RerankResults:
+    async def rerank(self, body: schemas.RerankRequest) -> schemas.RerankResults:
         """The client's own texts, the most relevant first."""
         if body.model not in (None, *self.names):
             raise no_such_model(self.names)
@@ -271,7 +276,7 @@ class Service(SearchService):
             results.append(schemas.RerankResult(index=i, relevance_score=score, document=document))
         return schemas.RerankResults(results=results)
 
-    async def _reranked(self, body: RerankRequest) -> dict[int, float]:
+    async def _reranked(self, body: schemas.RerankRequest) -> dict[int, float]:
         """Scores by index of the document, best first."""
         encoding = self.encoding
         # Check both before encoding either.
@@ -286,7 +291,7 @@ class Service(SearchService):
             encoding.threads, lambda: by_tokens(encoded, passages, weights(body.query))
         )
 
-    async def _search(self, body: SearchRequest) -> tuple[Hits, list[Result]]:
+    async def _search(self, body: schemas.SearchRequest) -> tuple[Hits, list[Result]]:
         asked = body.options()
         check_query(body.query)
         by_tokens = self.index.options(**asked).rerank == "late-interaction"
@@ -346,11 +351,9 @@ def warm(encoder: TextEncoder) -> int:
     """Warm up an encoder, so that no request waits for its preparation; returns the width of its
     vectors.
     """
-    try:
-        (read,) = encoder.query_tokens(["warm"])
-    except QueryError:  # it has no vectors of tokens
+    if encoder.lacks_tokens:
         return int(encoder.encode_queries(["warm"]).shape[1])
-    return len(read.vector)
+    return len(encoder.query_tokens(["warm"])[0].vector)
 
 
 def page_headers(html: str) -> dict[str, str]:
@@ -378,13 +381,14 @@ def page_headers(html: str) -> dict[str, str]:
     }
 
 
-def embeddings_json(vectors: Vectors, encoding_format: str, model: str, tokens: int) -> bytes:
+def embeddings_json(
+    vectors: Vectors, encoding_format: str | None, model: str, tokens: int
+) -> bytes:
     """OpenAI's embeddings answer as JSON."""
-    if encoding_format == "float":
-        values = vectors.tolist()
+    if encoding_format == "base64":
+        values = [base64.b64encode(row.tobytes()).decode() for row in vectors.astype("<f4")]
     else:
-        rows = vectors.astype(np.dtype("<f4"))
-        values = [base64.b64encode(row.tobytes()).decode() for row in rows]
+        values = vectors.tolist()
     data = [{"object": "embedding", "index": i, "embedding": v} for i, v in enumerate(values)]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return to_json({"object": "list", "data": data, "model": model, "usage": usage})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,27 +18,12 @@ from revela.types import Role
 THREADS = 4
 
 
-@dataclass(frozen=True)
-class ServedModel:
-    """The retriever of an index, for a service.
-
-    Args:
-        name: for clients.
-        encoder: encodes in the batcher's thread only.
-        dimensions: shorter widths that it was trained for.
-    """
-
-    name: str
-    encoder: TextEncoder
-    dimensions: Sequence[int] = ()
-
-
 class Encoding:
     """Encodes the texts of many requests; refuses texts above the limits."""
 
-    def __init__(self, model: ServedModel, limits: Limits) -> None:
-        self.limits, self.encoder = limits, model.encoder
-        self.batcher = Batcher(model.encoder, limits.batch_tokens, limits.max_tokens)
+    def __init__(self, encoder: TextEncoder, limits: Limits) -> None:
+        self.limits, self.encoder = limits, encoder
+        self.batcher = Batcher(encoder, limits.batch_tokens, limits.max_tokens)
         self.threads = ThreadPoolExecutor(THREADS, "texts")
 
     async def tokens(
