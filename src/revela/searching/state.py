@@ -147,16 +147,9 @@ class State:
     @contextmanager
     def _transaction(self, kind: str = "immediate") -> Iterator[sqlite3.Connection]:
         """A transaction: reads see one moment, and writes take effect together at the end."""
-        database = self._database
-        with self._lock, _errors(self.folder):
+        with self._lock, _errors(self.folder), self._database as database:  # commits or rolls back
             database.execute(f"begin {kind}")
-            try:
-                yield database
-                database.execute("commit")
-            except BaseException:
-                if database.in_transaction:
-                    database.execute("rollback")
-                raise
+            yield database
 
     # Read
 

@@ -6,6 +6,7 @@ uvicorn by lifecycle.py.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import re
@@ -36,10 +37,9 @@ from revela.searching.filters import OWN_COLUMNS
 from revela.searching.index import Index
 from revela.searching.results import Result, SearchResults, results_of
 from revela.searching.server import Access, Limits, Site, schemas
-from revela.searching.server.concurrency import ConcurrencyLimit, in_thread, together
 from revela.searching.server.documents import file_response, read_document
-from revela.searching.server.encoding import Encoding
-from revela.searching.server.errors import ERROR_HANDLERS, APIError, no_such_model
+from revela.searching.server.encoding import Encoding, in_thread
+from revela.searching.server.errors import ERROR_HANDLERS, APIError, no_such_model, queue_full
 from revela.searching.server.middleware import BodyLimit, Guard
 from revela.searching.word_search import Words
 from revela.types import ROLES, Hits, Role, Vectors, shortened
@@ -63,7 +63,7 @@ class SearchService:
     ) -> None:
         self.index, self.name, self.site = index, name, site
         self.limits, self.access = limits, access
-        self.search_limit = ConcurrencyLimit(limits.max_searches)
+        self.slots = asyncio.Semaphore(limits.max_searches)
         self.search_threads = ThreadPoolExecutor(THREADS, "search")
         page = files("revela.searching.server") / "page.html"
         self.page_html = page.read_text(encoding="utf-8")
@@ -110,6 +110,14 @@ class SearchService:
         """End the threads."""
         self.search_threads.shutdown(wait=False)
 
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Hold a slot for a search; raises APIError (429) when all are taken."""
+        if self.slots.locked():
+            raise queue_full("searches", 1)
+        async with self.slots:
+            yield
+
     async def page(self) -> Response:
         """The web page for searching."""
         return Response(self.page_html, media_type="text/html", headers=self.page_headers)
@@ -140,7 +148,7 @@ class SearchService:
     ) -> schemas.DocumentText:
         """A document around one of its passages, with the words of a query marked."""
         given = self.index, name, query, chunk, self.access.local_only
-        with self.search_limit.acquire():
+        async with self.slot():
             return await in_thread(self.search_threads, partial(read_document, *given))
 
     async def file(self, name: str) -> FileResponse:
@@ -148,7 +156,7 @@ class SearchService:
         if not self.access.local_only:
             message = "files are for the machine that this server runs on, without a token"
             raise APIError(403, message)
-        with self.search_limit.acquire():
+        async with self.slot():
             return await in_thread(self.search_threads, partial(file_response, self.index, name))
 
     async def search_by_address(
@@ -160,11 +168,8 @@ class SearchService:
     async def search(self, body: schemas.SearchRequest) -> SearchResults:
         """Search: the best documents, each with its best passage."""
         start = time.perf_counter()
-        try:
-            with self.search_limit.acquire():
-                hits, found = await self._search(body)
-        except QueryError as error:  # any other is the index's fault
-            raise APIError(400, str(error), error.param or None) from error
+        async with self.slot():
+            hits, found = await self._search(body)
         return SearchResults(
             query=body.query,
             model=self.name,
@@ -179,8 +184,7 @@ class SearchService:
         if body.mode == "dense" or body.rerank == "late-interaction":
             await self.not_yet()
         where = body.options()["where"]
-        find = partial(self.index.search, body.query, body.k)
-        find = partial(find, where=where, min_score=body.min_score)
+        find = partial(self.index.search, body.query, body.k, where=where, min_score=body.min_score)
         return await in_thread(self.search_threads, partial(self._found, body, find))
 
     def _found(
@@ -263,12 +267,9 @@ class Service(SearchService):
             raise no_such_model(self.names)
         if self.encoding.encoder.lacks_tokens:
             raise APIError(400, NO_TOKENS)
-        try:
-            check_query(body.query)
-            with self.search_limit.acquire():
-                scores = await self._reranked(body)
-        except QueryError as error:
-            raise APIError(400, str(error), error.param or None) from error
+        check_query(body.query)
+        async with self.slot():
+            scores = await self._reranked(body)
         results = list[schemas.RerankResult]()
         for i, score in list(scores.items())[: body.top_n]:
             text = body.documents[i] if body.return_documents else None
@@ -282,14 +283,19 @@ class Service(SearchService):
         # Check both before encoding either.
         query_tokens = await encoding.tokens([body.query], "query", True, "query")
         text_tokens = await encoding.tokens(body.documents, "passage", True, "documents")
-        (encoded,), passages = await together(
-            encoding.encode([body.query], query_tokens, "query", True),
-            encoding.encode(body.documents, text_tokens, "passage", True),
-        )
-        weights = self.index.term_weights
-        return await in_thread(
-            encoding.threads, lambda: by_tokens(encoded, passages, weights(body.query))
-        )
+        query = encoding.encode([body.query], query_tokens, "query", True)
+        texts = encoding.encode(body.documents, text_tokens, "passage", True)
+        try:
+            async with asyncio.TaskGroup() as group:  # if one fails, the other leaves the queue
+                encoded, passages = group.create_task(query), group.create_task(texts)
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+
+        def ranked() -> dict[int, float]:
+            (read,), weights = encoded.result(), self.index.term_weights(body.query)
+            return by_tokens(read, passages.result(), weights)
+
+        return await in_thread(encoding.threads, ranked)
 
     async def _search(self, body: schemas.SearchRequest) -> tuple[Hits, list[Result]]:
         asked = body.options()

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from revela.encoders.base import TextEncoder
 from revela.errors import RevelaError
 from revela.searching.server import Limits
 from revela.searching.server.batching import Batcher
-from revela.searching.server.concurrency import in_thread
 from revela.searching.server.errors import APIError, check_count
 from revela.types import Role
 
 THREADS = 4
+T = TypeVar("T")
+
+
+async def in_thread(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    """Run ``work`` in a thread; it does not start if the call is cancelled before."""
+    return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
 class Encoding:

@@ -63,9 +63,7 @@ Query = Annotated[str, Field(json_schema_extra={"pattern": r"\S"})]  # check_que
 Text = Annotated[str, AfterValidator(_unicode)]
 
 
-class RequestModel(
-    BaseModel, strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True
-):
+class RequestModel(BaseModel, strict=True, extra="forbid", use_attribute_docstrings=True):
     """A body, or the parameters of an address."""
 
 
