@@ -41,8 +41,8 @@ def index(
     reading: Annotated[Reading, Flat] = READING,
     precision: Precision = "auto",
 ) -> None:
-    """Make an index of a corpus; add to it, delete from it, or bring it in step. The same command
-    goes on with a run that was killed.
+    """Make an index of a corpus; update it, add to it, or delete from it. The same command resumes
+    a run that was killed.
 
     Parameters
     ----------
@@ -59,8 +59,8 @@ def index(
     delete:
         Ids of documents to delete.
     sync:
-        Bring the index in step with the corpus, or make it: add what is new or has changed, delete
-        what is gone. Without a corpus: that of the last time.
+        Make the index, or update it from the corpus: add what is new or has changed, delete what is
+        gone. Without a corpus: that of the last time.
     yes:
         With --sync, delete documents even if half of them or more are gone.
     metadata:
@@ -73,8 +73,7 @@ def index(
             raise RevelaError(
                 "--delete takes ids and no corpus: first delete, then add with --append"
             )
-        _delete(out, delete)
-        return
+        return _delete(out, delete)
     from revela.searching.state import read_info, unfinished_in
     from revela.text.analyzer import check_language
 
@@ -196,7 +195,7 @@ def write_at_once(job: Job, append: bool) -> tuple[Index, Counts]:
 
 
 def follow_recorded(job: Job, yes: bool) -> tuple[Index, Counts]:
-    """Bring an index in step with the corpus, or with what it was made of."""
+    """Update an index from the corpus, or from the sources that it was made of."""
     from revela.searching.sync import HALF, NONE, rescan, sync
 
     index, reading = job.existing(), None if job.reading == READING else job.reading

@@ -159,7 +159,7 @@ def test_results_say_where_their_words_stand(make_service, encoder, tmp_path):
         (hit,) = post(server, SEARCH, asked).json()["data"]
         assert hit["path"] is None and hit["url"]
         assert post(server, SEARCH, asked).json()["note"] is None
-        service.index.notice = "Without 3 documents that are new or have changed."
+        service.index.notice = "3 new or changed documents are not searched yet."
         assert post(server, SEARCH, asked).json()["note"] == service.index.notice
 
 

@@ -46,7 +46,7 @@ from revela.types import ROLES, Hits, Role, Vectors, shortened
 
 THREADS = 4  # for searches
 RETRY_SECONDS = 10  # while an index is being made
-NO_TOKENS = "this server's model has no vectors of tokens to re-rank by: serve another"
+NO_TOKENS = "this server's model has no token vectors to re-rank by: serve another model"
 
 
 class SearchService:
@@ -123,8 +123,8 @@ class SearchService:
         return Response(self.page_html, media_type="text/html", headers=self.page_headers)
 
     async def not_yet(self) -> Response:
-        """What needs vectors, before they are there."""
-        message = f"{self.index.notice} Ask again then."
+        """The answer to requests that need vectors, while these are being made."""
+        message = f"{self.index.notice} Try again later."
         raise APIError(503, message, headers={"Retry-After": str(RETRY_SECONDS)})
 
     def index_info(self) -> schemas.IndexInfo:
@@ -152,9 +152,9 @@ class SearchService:
             return await in_thread(self.search_threads, partial(read_document, *given))
 
     async def file(self, name: str) -> FileResponse:
-        """The file of a document, for the machine that the server runs on."""
+        """The file of a document, for requests from the server's own machine."""
         if not self.access.local_only:
-            message = "files are for the machine that this server runs on, without a token"
+            message = "files are served only to the server's own machine, without a token"
             raise APIError(403, message)
         async with self.slot():
             return await in_thread(self.search_threads, partial(file_response, self.index, name))
@@ -162,7 +162,7 @@ class SearchService:
     async def search_by_address(
         self, asked: Annotated[schemas.SearchParameters, Query()]
     ) -> SearchResults:
-        """Search, with a link that can be kept."""
+        """Search, by an address that can be bookmarked."""
         return await self.search(asked)
 
     async def search(self, body: schemas.SearchRequest) -> SearchResults:
@@ -231,7 +231,7 @@ class Service(SearchService):
         return [self.name, *(f"{self.name}:{role}" for role in ROLES)]
 
     def add_routes(self, app: FastAPI) -> None:
-        """Add the routes that need the retriever, and those for who runs the server."""
+        """Add the routes that need the retriever, and those for operators."""
         app.get("/healthz")(self.healthz)
         app.head("/healthz", include_in_schema=False)(self.healthz)
         app.get("/v1/models")(self.models)

@@ -184,7 +184,7 @@ class Tools:
             dict[str, Any] | None, Field(description=f"By columns, such as {FILTER}.")
         ] = None,
         min_score: Annotated[
-            float | None, Field(description="Leave out documents of a lower score.")
+            float | None, Field(description="Leave out documents with a lower score.")
         ] = None,
         max_tokens: MaxTokens = MAX_TOKENS,
     ) -> Annotated[CallToolResult, SearchResults]:
@@ -221,10 +221,12 @@ class Tools:
         if not chunks[chunk:]:
             passages = counted(len(chunks), "passage")
             has = f"has {passages}, from 0" if chunks else "is not in the index"
-            raise ToolError(f"the document {id[:200]} {has}: take ids and chunks of search")
+            raise ToolError(f"the document {id[:200]} {has}: use ids and chunks from search")
         texts = [passage.text for passage in chunks]
         if offset > (length := len(texts[chunk])):
-            raise ToolError(f"passage {chunk} of {id[:200]} has {length:,} characters: see offset")
+            raise ToolError(
+                f"passage {chunk} of {id[:200]} has {length:,} characters: lower offset"
+            )
         url, path = self.place(id)
         document = FetchedDocument(
             id=id,
@@ -344,11 +346,11 @@ def within(
     notes = []
     if number := sum(bool(result.cut) for result in cut):
         notes.append(
-            f"{counted(number, 'text is', 'texts are')} cut: fetch with id and chunk reads on"
+            f"{counted(number, 'text is', 'texts are')} cut: fetch returns the rest by id and chunk"
         )
     if rest := len(results) - shown:
         left_out = counted(rest, "result is", "results are")
-        notes.append(f"{left_out} left out: a greater max_tokens shows them")
+        notes.append(f"{left_out} left out: raise max_tokens to see them")
     said = f"To fit {max_tokens:,} tokens, {', and '.join(notes) or 'snippets are left out'}."
     return SearchResults(answer=answer, results=cut, note=f"{notice} {said}".strip())
 
@@ -367,7 +369,9 @@ def _read(texts: Sequence[str], first: int, offset: int, tokens: int) -> dict[st
     if not whole:
         following["next_offset"] = offset + length
     where = ", ".join(f"{name[5:]}={value}" for name, value in following.items())
-    note = f"The document has {len(texts)} passages, from 0; it goes on: fetch it with {where}."
+    note = (
+        f"The document has {len(texts)} passages, from 0. For the next ones, fetch it with {where}."
+    )
     return {"text": "".join(texts[first:])[:length], "note": note, **following}
 
 
