@@ -86,7 +86,7 @@ def batches_of(documents: Iterable[Document]) -> Iterator[list[Document]]:
 def changed_rows(
     documents: Sequence[Document], table: Table | None, info: Info, folder: Path
 ) -> tuple[Counts, list[str], list[Row]]:
-    """Cut the documents that a table (None: an empty one) lacks or holds otherwise into rows.
+    """Cut documents into rows, except those that are in a table already (None: an empty one).
 
     Returns:
         The counts of the documents, the ids of those whose former rows must be deleted, and the

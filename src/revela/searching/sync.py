@@ -77,8 +77,7 @@ class Scan:
         """Raise RevelaError if too much could not be read, or no document was found; ``others`` is
         the number of documents in unchanged files.
         """
-        total = len(self.documents) + others
-        check_report(total, self.report, self.sources)
+        check_report(len(self.documents) + others, self.report, self.sources)
 
     def _list(self) -> Iterator[tuple[str, tuple[str, File | None]]]:
         """Path -> source and file; None for a dataset of the hub."""

@@ -35,7 +35,7 @@ from revela.ranking.rerank_texts import by_tokens
 from revela.ranking.steps import QUERY_CHARACTERS, check_query
 from revela.searching.filters import OWN_COLUMNS
 from revela.searching.index import Index
-from revela.searching.results import Result, SearchResults, results_of
+from revela.searching.results import SearchResults, results_of
 from revela.searching.server import Access, Limits, Site, schemas
 from revela.searching.server.documents import file_response, read_document
 from revela.searching.server.encoding import Encoding, in_thread
@@ -169,33 +169,27 @@ class SearchService:
         """Search: the best documents, each with its best passage."""
         start = time.perf_counter()
         async with self.slot():
-            hits, found = await self._search(body)
+            hits = await in_thread(self.search_threads, await self._finder(body))
+            # Do not tell strangers where files are.
+            how = dict(whole=body.marked, with_files=self.access.local_only)
+            shown = partial(results_of, self.index, body.query, hits, **how)
+            results = await in_thread(self.search_threads, shown)
         return SearchResults(
             query=body.query,
             model=self.name,
             mode="lexical" if isinstance(self.index, Words) else body.mode,
             milliseconds=round(1000 * (time.perf_counter() - start), 1),
             answer=hits.answer,
-            data=found,
+            data=[replace(result, url=self.site.url(result.id)) for result in results],
             note=" ".join(filter(None, (self.index.notice, hits.notice))) or None,
         )
 
-    async def _search(self, body: schemas.SearchRequest) -> tuple[Hits, list[Result]]:
+    async def _finder(self, body: schemas.SearchRequest) -> Callable[[], Hits]:
+        """Check a request, and encode its query; returns the search, to be run in a thread."""
         if body.mode == "dense" or body.rerank == "late-interaction":
             await self.not_yet()
-        where = body.options()["where"]
-        find = partial(self.index.search, body.query, body.k, where=where, min_score=body.min_score)
-        return await in_thread(self.search_threads, partial(self._found, body, find))
-
-    def _found(
-        self, body: schemas.SearchRequest, find: Callable[[], Hits]
-    ) -> tuple[Hits, list[Result]]:
-        """The hits of a search, and the same in the form of the API."""
-        hits = find()
-        # Do not tell strangers where files are.
-        how = dict(whole=body.marked, with_files=self.access.local_only)
-        results = results_of(self.index, body.query, hits, **how)
-        return hits, [replace(result, url=self.site.url(result.id)) for result in results]
+        given = dict(where=body.options()["where"], min_score=body.min_score)
+        return partial(self.index.search, body.query, body.k, **given)
 
 
 class Service(SearchService):
@@ -297,7 +291,7 @@ class Service(SearchService):
 
         return await in_thread(encoding.threads, ranked)
 
-    async def _search(self, body: schemas.SearchRequest) -> tuple[Hits, list[Result]]:
+    async def _finder(self, body: schemas.SearchRequest) -> Callable[[], Hits]:
         asked = body.options()
         check_query(body.query)
         by_tokens = self.index.options(**asked).rerank == "late-interaction"
@@ -312,8 +306,7 @@ class Service(SearchService):
             # Truncated for the model only: all of its words are searched for.
             tokens = await self.encoding.tokens([body.query], "query", True, "query")
             (encoded,) = await self.encoding.encode([body.query], tokens, "query", by_tokens)
-        find = partial(self.index.search, body.query, encoded=encoded, **asked)
-        return await in_thread(self.search_threads, partial(self._found, body, find))
+        return partial(self.index.search, body.query, encoded=encoded, **asked)
 
     def index_info(self) -> schemas.IndexInfo:
         """The index: its size, the columns for filters, and whether it keeps tokens."""

@@ -42,7 +42,7 @@ def read_document(
     if not chunks[chunk:]:
         raise APIError(404, NOT_FOUND)
     shown = chunks[max(0, chunk - AROUND) : chunk + AROUND + 1]
-    texts = index.snippets(query, shown, WHOLE)
+    snippets = index.snippets(query, shown, WHOLE)
     file = index.file(name) if with_file else None
     return DocumentText(
         id=name,
@@ -52,8 +52,8 @@ def read_document(
         file=f"v1/files/{quote(name, safe='')}" if file else None,
         chunks=len(chunks),
         passages=[
-            Passage(chunk=hit.chunk, text=Marked(*text[:2]), line=hit.line, page=hit.page)
-            for hit, text in zip(shown, texts, strict=True)
+            Passage(chunk=hit.chunk, text=Marked(*snippet[:2]), line=hit.line, page=hit.page)
+            for hit, snippet in zip(shown, snippets, strict=True)
         ],
         note=_note(index, name, file) if with_file else None,
     )
