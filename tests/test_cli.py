@@ -123,7 +123,7 @@ def test_an_index_grows_shrinks_and_filters(succeeds, refused, static_folder, tm
     counts = "3 documents are new, 0 replaced, 0 unchanged"
     assert f"{counts}; {out} holds 3 passages" in succeeds(*made, "--dimensions 4")
     err = refused(*made)
-    advice = "bring this index in step with --sync, or add to it with --append"
+    advice = "update this index with --sync, or add to it with --append"
     assert f"exists: choose another --out, {advice}" in err
     append = ("index", more, f"--out {out} --append")
     counts = "1 document is new, 1 replaced, 0 unchanged"
@@ -195,7 +195,11 @@ BAD = {
     "search {tmp}/a.bin query": "binary (a.bin)",
     "search {tmp}/none query": "none is not an index",
     "serve {tmp}/none --port 0": "none is not an index",
+    "mcp {tmp}/none": "none is not an index",
     "serve {tmp} --sync 0": "--sync must be a positive number of seconds (got 0)",
+    "serve {tmp} --port 99999": "--port must be from 0",
+    "serve {tmp} --max-texts 0": "give numbers above 0",
+    "serve {tmp} --token-env NO_SUCH_TOKEN": "empty or not set",
     "cache {tmp}": "leave ",
     "cache {tmp} --clear": "the cache holds no index of",
     **{
@@ -549,7 +553,7 @@ def test_names_that_are_no_text_are_refused_or_shown(succeeds, refused, corpus_f
     flags = "--group-size 4 --chunk-words 12 --groups random --out"
     odd = tmp_path / "caf\udce9"
     err = refused("groups", corpus_file, flags, odd)
-    assert "is no UTF-8: give another name" in err and not odd.exists()
+    assert "is not valid UTF-8: give another name" in err and not odd.exists()
     succeeds("groups", corpus_file, flags, tmp_path / "groups")
     (tmp_path / "groups").rename(odd)
     assert "caf\\udce9" in succeeds("groups", odd)

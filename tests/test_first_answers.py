@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -111,7 +112,7 @@ def test_an_old_index_answers_before_many_changes_are_in(docs, static_folder, ca
         _print_first_answer("yak", 5, old)
 
     index = folder_index.open_any(docs, static_folder, on_partial_index=early)
-    lacks = "Without 3 documents that are new or have changed."
+    lacks = "3 new or changed documents are not searched yet."
     assert given == [(before, lacks, ["small.txt"])] and not index.notice
     assert index.documents == before + 3
     shown = capsys.readouterr().out
@@ -146,7 +147,7 @@ def test_a_stopped_search_says_what_is_kept_goes_on(doing, docs, static_folder, 
         code, out, err = doing(*asked)
     assert code in (130, 143)
     assert out.startswith("By words only: vectors of ") and "/zebra.txt:1  [" in out
-    assert "the same command goes on" in err
+    assert "run the same command again to resume" in err
     kept = int(err.split("stopped: ")[1].split(" of 41 documents")[0])
     assert 0 < kept < 41
     with monkeypatch.context() as patch:
@@ -168,7 +169,7 @@ def test_a_search_stopped_in_the_finish_says_all_is_kept(doing, docs, static_fol
         patch.setattr(changes, "calibrate", stop)
         code, out, err = doing(*asked)
     assert code == 130 and "being made, 0 % of the text is done" in out
-    assert "stopped: 41 of 41 documents are in the index, the same command goes on" in err
+    assert "stopped: 41 of 41 documents are in the index: run the same command" in err
     code, out, err = doing(*asked)
     assert code == 0 and "being made, 100 % of the text is done" in out
     assert "being made" not in doing(*asked)[1]
@@ -212,7 +213,7 @@ def held(monkeypatch):
 
 
 def test_agents_are_answered_by_words_and_told_so_until_the_index_is_there(held):
-    making, opener = held(), IndexOpener("docs", None, OWN)
+    making, opener = held(), IndexOpener(Path("docs"), None, OWN)
     tools = Tools("docs", opener.index, {})
     answer = tools.search("garden", k=2).structured_content
     assert len(answer["results"]) == 2 and answer["note"].startswith("By words only: vectors of")
@@ -223,7 +224,7 @@ def test_agents_are_answered_by_words_and_told_so_until_the_index_is_there(held)
 
 def test_what_failed_is_tried_again_at_the_next_call(held):
     failed = RevelaError("docs holds no document")
-    making, opener = held(failed, None, failed), IndexOpener("docs", None, OWN)
+    making, opener = held(failed, None, failed), IndexOpener(Path("docs"), None, OWN)
     with pytest.raises(RevelaError, match="holds no document"):
         opener.index()
     assert isinstance(opener.index(), Words)  # the second time words are counted,

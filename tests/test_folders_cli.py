@@ -387,7 +387,7 @@ def test_a_phrase_in_quotes_must_stand_in_a_passage(
     assert len(search(folder, 'a 5" castle, 6" high', *model)[0]) == 2  # inches
     assert len(search(folder, 'a "castle" by ":"', *model)[0]) == 2  # one word, and none
     code, out, _ = doing("search", folder, '"old castles"', *model)
-    assert code == 0 and out.startswith("No passage has the words in quotes like that")
+    assert code == 0 and out.startswith("No passage contains the phrase in quotes")
     assert json.loads(doing("search", folder, '"old castles"', *model, "--json")[1])["note"]
     assert 'the phrase "" has no words' in refused("search", folder, '""', *model)
 

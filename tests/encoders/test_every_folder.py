@@ -184,21 +184,19 @@ def test_service_and_evaluation(name, tiny_tokenizer, tmp_path):
     from starlette.testclient import TestClient
 
     from revela import evaluate
-    from revela.searching.server import Access, Limits
+    from revela.searching.server import Limits
     from revela.searching.server.app import Service
-    from revela.searching.server.encoding import ServedModel
 
     folder = tmp_path / "model"
     KINDS[name](folder, tiny_tokenizer)
     queries, passages = stock(folder)
     retriever = Retriever(folder, precision="fp32")
     index = retriever.index(TEXTS[:1], tmp_path / "index")
-    model = ServedModel("m", retriever.encoder)
     limit = retriever.encoder.limit or 10**9  # longer texts are refused
     counts = retriever.encoder.count_tokens(TEXTS, "passage")
     short = [i for i, count in enumerate(counts) if count <= limit]
     assert len(short) > 3
-    with TestClient(Service(index, model, Limits(), Access()).app()) as client:
+    with TestClient(Service(index, "m", retriever.encoder, Limits()).app()) as client:
         for role, expected in (("m:query", queries), ("m:passage", passages)):
             asked = dict(model=role, input=[TEXTS[i] for i in short])
             answer = client.post("/v1/embeddings", json=asked).json()

@@ -494,9 +494,9 @@ def test_ids_are_looked_up_by_their_index_however_much_is_added(tmp_path, monkey
     made = build(tmp_path / "index", DOCS[:30])
     with made.changes() as changes:
         changes.table.lance.drop_index("id_idx")  # as a killed first run leaves it
-        before = changes.frozen()
+        before = changes.table.frozen()
         changes.put(DOCS[30:])
-        after = changes.frozen()
+        after = changes.table.frozen()
         changes.finish = lambda: None
     for looked_up, added in ((before, False), (after, True)):
         found = looked_up.digests([document.id for document in DOCS])

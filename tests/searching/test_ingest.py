@@ -11,7 +11,6 @@ from tqdm import tqdm
 
 from revela.errors import RevelaError
 from revela.searching import changes, ingest
-from revela.searching.ingest import check_repeated
 from revela.searching.locations import file_of
 from revela.searching.rows import metadata_columns
 from revela.types import Document
@@ -64,8 +63,6 @@ def test_a_field_that_no_document_has_is_refused():
 
 
 def test_an_id_twice_is_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(RevelaError, match='two documents have the id "d1"'):
-        check_repeated(["d0", "d1", "d1"])
     with pytest.raises(RevelaError, match='two documents have the id "d0"'):
         build(tmp_path / "index", [Document("d0", "abc."), Document("d0", "def.")])
 

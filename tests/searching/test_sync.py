@@ -212,10 +212,10 @@ def test_documents_of_what_cannot_be_read_stay(tmp_path):
 def test_an_index_that_does_not_know_its_sources_says_so(tmp_path):
     index = begun(tmp_path / "index")
     index.add([Document("a", "bee")])
-    with pytest.raises(RevelaError, match="does not know what it was made of"):
+    with pytest.raises(RevelaError, match="has no record of its sources"):
         index.sync()
     with (
-        pytest.raises(RevelaError, match="does not know what it was made of"),
+        pytest.raises(RevelaError, match="has no record of its sources"),
         sync_periodically(index, 60),
     ):
         pass

@@ -22,15 +22,15 @@ def check_out(_type: object, path: Path | None) -> None:
     do.
 
     Raises:
-        RevelaError: it is an address, whose slashes Path has merged; or a name that is not UTF-8,
-            which Arrow and Lance cannot open.
+        RevelaError: the path is an address, whose slashes Path has merged; or it is not valid
+            UTF-8, so that Arrow and Lance cannot open it.
     """
     if path is not None and re.search("[\ud800-\udfff]", str(path)):
-        raise RevelaError(f"--out {str(path)!a} is no UTF-8: give another name")
+        raise RevelaError(f"--out {str(path)!a} is not valid UTF-8: give another name")
     if path is not None and re.match(r"[a-z][a-z0-9+.-]+:/", str(path)):
         raise RevelaError(
             f"--out is {str(path).replace(':/', '://', 1)}, an address: give a folder of a file "
-            "system, as that of a mounted bucket"
+            "system, such as a mounted bucket"
         )
 
 

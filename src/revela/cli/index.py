@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -41,8 +41,8 @@ def index(
     reading: Annotated[Reading, Flat] = READING,
     precision: Precision = "auto",
 ) -> None:
-    """Make an index of a corpus; add to it, delete from it, or bring it in step. The same command
-    goes on with a run that was killed.
+    """Make an index of a corpus; update it, add to it, or delete from it. The same command resumes
+    a run that was killed.
 
     Parameters
     ----------
@@ -59,8 +59,8 @@ def index(
     delete:
         Ids of documents to delete.
     sync:
-        Bring the index in step with the corpus, or make it: add what is new or has changed, delete
-        what is gone. Without a corpus: that of the last time.
+        Make the index, or update it from the corpus: add what is new or has changed, delete what is
+        gone. Without a corpus: that of the last time.
     yes:
         With --sync, delete documents even if half of them or more are gone.
     metadata:
@@ -73,9 +73,8 @@ def index(
             raise RevelaError(
                 "--delete takes ids and no corpus: first delete, then add with --append"
             )
-        _delete(out, delete)
-        return
-    from revela.searching.state import read_info
+        return _delete(out, delete)
+    from revela.searching.state import read_info, unfinished_in
     from revela.text.analyzer import check_language
 
     check_language(settings.language)
@@ -83,6 +82,9 @@ def index(
     is_recorded = sync and (info := read_info(out)) is not None and info.finished
     if not corpus and not is_recorded:
         raise RevelaError("give a corpus to index, or ids of documents to --delete")
+    if not (append or is_recorded):
+        begun = unfinished_in(out)  # refuses a folder that is taken
+        model = model or (begun.model if begun else None)
     fields = names_of(metadata)
     job = Job(corpus or [], reading, out, model, fields, prompts.given, settings, precision)
     if is_recorded:
@@ -139,20 +141,17 @@ class Job:
             )
         return opened
 
-    def create(self, texts: Sequence[str], columns: Mapping[str, str]) -> Index:
-        """A new index by the given model, or the one that a killed run has begun with, or the one
-        that suits the languages of the texts.
-        """
+    def create(self, documents: Sequence[Document]) -> Index:
+        """A new index by the given model, or by the one for the languages of the documents."""
         from revela.encoders.default_model import installed_model, suited_model
         from revela.encoders.load import keep_graph, load_encoder, resolve
         from revela.searching.index import Index
-        from revela.searching.state import unfinished_in
+        from revela.searching.rows import metadata_columns
+        from revela.text.spool import LazyTexts
 
-        model = self.model
-        if not model:
-            begun = unfinished_in(self.out)
-            model = begun.model if begun else installed_model(*suited_model(texts))
-        folder = resolve(model)
+        columns = metadata_columns(documents, self.metadata)
+        texts = LazyTexts(documents, lambda document: document.full_text)
+        folder = resolve(self.model or installed_model(*suited_model(texts)))
         keep_graph(folder)
         encoder = load_encoder(folder, self.precision, prompts=self.prompts)
         return Index.create(
@@ -165,49 +164,38 @@ class Job:
 
 def write_by_file(job: Job) -> tuple[Index, Counts]:
     """Make an index that records its files."""
-    from revela.searching.rows import metadata_columns
-    from revela.searching.state import unfinished_in
     from revela.searching.sync import Scan, sync
 
-    unfinished_in(job.out)  # refuses a folder that is taken
     scan = Scan(job.corpus, job.reading, job.metadata)
     scan.check_report()
     print_report(scan.report)
-    columns = metadata_columns(scan.documents, job.metadata)
-    index = job.create(_texts_of(scan.documents), columns)
+    index = job.create(scan.documents)
     with index.changes() as changes:
         return index, sync(changes, scan, progress=True)
 
 
 def write_at_once(job: Job, append: bool) -> tuple[Index, Counts]:
     """Add documents to an index, without a record of their files."""
-    from revela.searching.rows import metadata_columns
-    from revela.searching.state import unfinished_in
     from revela.text.load import read_corpus
 
-    index, fields = None, job.metadata
-    if append:
-        index = job.existing()
-        fields = list(index.info.columns)
-    else:
-        unfinished_in(job.out)  # refuses a folder that is taken
+    index = job.existing() if append else None
     documents, report = read_corpus(
         job.corpus,
         job.reading,
         distinct=False,
         min_words=1,
-        metadata=fields,
+        metadata=job.metadata if index is None else list(index.info.columns),
         for_search=True,
         rename_repeated=True,
     )
     print_report(report)
     if index is None:
-        index = job.create(_texts_of(documents), metadata_columns(documents, fields))
+        index = job.create(documents)
     return index, index.add(documents, progress=True)
 
 
 def follow_recorded(job: Job, yes: bool) -> tuple[Index, Counts]:
-    """Bring an index in step with the corpus, or with what it was made of."""
+    """Update an index from the corpus, or from the sources that it was made of."""
     from revela.searching.sync import HALF, NONE, rescan, sync
 
     index, reading = job.existing(), None if job.reading == READING else job.reading
@@ -216,12 +204,6 @@ def follow_recorded(job: Job, yes: bool) -> tuple[Index, Counts]:
         changed = sync(changes, scan, NONE if yes else HALF, progress=True)
     print_report(scan.report)
     return index, changed
-
-
-def _texts_of(documents: Sequence[Document]) -> Sequence[str]:
-    from revela.text.spool import LazyTexts
-
-    return LazyTexts(documents, lambda document: document.full_text)
 
 
 def _delete(out: Path, ids: list[str]) -> None:

@@ -63,8 +63,8 @@ for place, (title, verbs) in enumerate(VERBS.items(), 1):
 
 
 def main() -> None:
-    """Run the command line; exits with 0, 2 (an error of the user's), 130 (Ctrl-C), 141 (nobody
-    reads on, as after ``| head``) or 143 (SIGTERM).
+    """Run the command line; exits with 0, 2 (an error of the user's), 130 (Ctrl-C), 141 (a
+    closed pipe, as after ``| head``) or 143 (SIGTERM).
     """
     if "RANK" not in os.environ:  # torchrun ends its processes itself
         # As an exception, so that temporary folders are removed.
@@ -101,7 +101,7 @@ def main() -> None:
 
 
 def _discard_output() -> None:
-    """Let the flush at exit find no closed pipe (Python's documentation, Note on SIGPIPE)."""
+    """Keep the flush at exit from failing (Python's documentation, Note on SIGPIPE)."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(nowhere, stream.fileno())

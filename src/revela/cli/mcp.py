@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
 import signal
@@ -59,14 +58,14 @@ def mcp(
     model:
         As for search.
     show_config:
-        Print the entry of this server for the configuration of a client, with these flags, rather
-        than serve.
+        Print the entry for a client's configuration that starts this server with these flags, and
+        exit.
     """
     if show_config:
         if http is not None:
             raise RevelaError("--show-config is for a server over stdin: leave out --http")
-        _print_config(index_folder, model, dict(name=name, base_url=base_url, **vars(prompts)))
-        return
+        given = dict(name=name, base_url=base_url, **vars(prompts))
+        return _print_config(index_folder, model, given)
     token = token_of(token_env)
     if token and http is None:
         raise RevelaError("a token is for --http: give a port, or leave the token out")
@@ -111,27 +110,19 @@ def _tools(
     from revela.searching.state import State, is_index
 
     name = name or path.resolve().name
-    if is_index(path) or not path.exists():
-        info = State(path).info  # refuses what is no index; all else waits for the first call
-        columns = {**OWN_COLUMNS, **info.columns}
-
-        @functools.cache  # an error is not kept
-        def index() -> Index:
-            from revela.searching.index import Index
-
-            return Index.open(path, model, prompts=prompts)
-
-        return Tools(name, index, columns, base_url=base_url)
-    folder = path.resolve() if path.is_dir() else path.resolve().parent
     opener = IndexOpener(path, model, prompts)
+    if is_index(path) or not path.exists():
+        info = State(path).info  # refuses a folder without an index; it is opened at the first call
+        return Tools(name, opener.index, {**OWN_COLUMNS, **info.columns}, base_url=base_url)
+    folder = path.resolve() if path.is_dir() else path.resolve().parent
     opener.begin()
     return Tools(name, opener.index, OWN_COLUMNS, folder, base_url)
 
 
 class IndexOpener:
-    """The index of text, made in a thread, as clients do not wait long for a server; from then on
-    it follows the text. Until it is there, the text is searched by its words. A failure is tried
-    again at the next call.
+    """Opens an index in a thread, because clients do not wait long for a server. The index of a
+    folder is made or updated, and then synced periodically; meanwhile the text is searched by its
+    words. After a failure the next call tries again.
     """
 
     def __init__(self, path: Path, model: str | None, prompts: GivenPrompts) -> None:
@@ -162,6 +153,7 @@ class IndexOpener:
     def _run(self) -> None:
         from revela.searching.folder_index import open_any
         from revela.searching.server.lifecycle import sync_periodically
+        from revela.searching.state import is_index
         from revela.searching.sync import ALL
 
         path, model, prompts = self._asked
@@ -171,8 +163,9 @@ class IndexOpener:
             self._note(error)
             return
         self._note(index)
-        with sync_periodically(index, refused=ALL):
-            threading.Event().wait()
+        if not is_index(path):
+            with sync_periodically(index, refused=ALL):
+                threading.Event().wait()
 
     def _note(self, found: Index | Words | Exception) -> None:
         with self._change:

@@ -59,7 +59,7 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[objec
     for row in texts:
         table.add_row(*map(Text, row))  # a str would be read as rich's markup
     console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
-    with console.capture() as shown:  # rich would exit with 1 where nobody reads on
+    with console.capture() as shown:  # rich would exit with 1 on a closed pipe
         console.print(table)
     print(shown.get(), end="")
 

@@ -34,10 +34,10 @@ def queries(
         Folder for a test set in BEIR layout, for revela eval. --queries says where the queries come
         from, and --max-queries how many.
     chunks:
-        Write no queries, but the chunks to ask about into this JSONL file: with a "question" in
-        each line it is the file of --questions.
+        Write the chunks to ask about to this JSONL file, and no queries. With a "question" added to
+        each line, it is a file for --questions.
     show:
-        Print this many of them.
+        Print this many of the queries.
     recipe_file:
         A TOML file of settings, as for train.
     """

@@ -45,7 +45,7 @@ def search(
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
     """Search folders, files or indexes: revela search FOLDER... QUERY. The index of a folder is
-    kept in the cache and follows it. Words in double quotes must stand in a result like that.
+    kept in the cache and follows it. A result must contain the phrases in double quotes.
     The exit code is 1 if nothing is found.
 
     Parameters
@@ -53,11 +53,10 @@ def search(
     given:
         Folders of files, files, or folders made by revela index; and last, what to look for.
     queries:
-        Search for each query of this file instead, and print the object of --json for each on a
-        line, with its _id. A query a line: in a .jsonl file JSON with _id and text, else text
-        alone.
+        Search for each query of this file instead, and print a line for each: the object of --json
+        with its _id. One query per line: in a .jsonl file JSON with _id and text, else text alone.
     run:
-        Write what --queries find to this file, in TREC's format.
+        Write the results of --queries to this file, in TREC's format.
     mode:
         By vectors (dense), by words (lexical) or by both.
     fusion:
@@ -66,7 +65,7 @@ def search(
         Share of the vectors in the fusion by score, from 0 (words alone) to 1 (vectors alone).
         Default: measured on the text, without labels.
     rerank:
-        Order the first 50 results again by the vectors of single tokens (late-interaction), or not
+        Re-rank the first 50 results by the vectors of single tokens (late-interaction), or not
         (none). Default: late-interaction for a folder of files, none for an index. It takes
         milliseconds in an index made with --keep-tokens.
     top:
@@ -94,18 +93,18 @@ def search(
     from revela.text.judgements import read_queries
 
     asked = read_queries(queries) if queries else {"": query}
-    on_partial_index = None
+    is_json = as_json or queries is not None
     where = both(where_sql(narrow.and_also(), {}), where or "")
-    is_whole = as_json or where or mode == "dense" or min_score is not None
-    if len(folders) == 1 and not (queries or is_whole):
-        on_partial_index = partial(_print_first_answer, query, top)
+    needs_index = is_json or where or mode == "dense" or min_score is not None
+    can_answer_early = len(folders) == 1 and not needs_index
+    first_answer = partial(_print_first_answer, query, top) if can_answer_early else None
     indices = [
         open_any(
             folder,
             model,
             progress=True,
-            prompts=(prompts.query_prompt, prompts.passage_prompt),
-            on_partial_index=on_partial_index,
+            prompts=prompts.given,
+            on_partial_index=first_answer,
             weight=weight,
         )
         for folder in folders
@@ -113,8 +112,8 @@ def search(
     found = _found(
         indices,
         asked,
-        _models(indices) if queries or as_json else "",
-        k=top if queries or as_json else SPARE * top,  # printed are those that differ
+        _models(indices) if is_json else "",
+        k=top if is_json else SPARE * top,  # printed are those that differ
         mode=mode,
         where=where,
         fusion=fusion,
@@ -128,7 +127,7 @@ def search(
         is_found = False
         for name, answer in found:
             is_found |= bool(answer.data)
-            if queries or as_json:
+            if is_json:
                 about = {"_id": name} if queries else {}
                 print_json(about | asdict(answer), indent=None if queries else 1)
             else:

@@ -123,14 +123,13 @@ def _service(
 ) -> SearchService:
     from revela.encoders.model_files import name_of, trained_dimensions
     from revela.searching.server.app import SearchService, Service
-    from revela.searching.server.encoding import ServedModel
     from revela.searching.word_search import Words
 
     if isinstance(index, Words):
         return SearchService(index, name or site.name, limits, access, site)
     folder = index.model_folder
-    model = ServedModel(name or name_of(folder), index.encoder, trained_dimensions(folder))
-    return Service(index, model, limits, access, site)
+    given = limits, access, site, trained_dimensions(folder)
+    return Service(index, name or name_of(folder), index.encoder, *given)
 
 
 def token_of(variable: str | None) -> str | None:

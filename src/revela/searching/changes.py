@@ -20,7 +20,7 @@ from revela.errors import RevelaError
 from revela.ranking.bm25 import TermCounts
 from revela.ranking.calibration import Calibration
 from revela.ranking.sentence_test import SentenceTest
-from revela.searching.ingest import Batch, Counts, batches_of, check_repeated, encode_rows
+from revela.searching.ingest import Counts, batches_of, changed_rows, check_repeated, encode_rows
 from revela.searching.manifest import Info
 from revela.searching.state import FileState, State
 from revela.searching.table import Table
@@ -46,7 +46,7 @@ class Changes:
         self.state = State(folder)
         self.info = self.state.info
         self.table = Table.open(folder, self.info, create=not self.state.snapshot().version)
-        self._done, self._total = 0, 0  # documents that are in the index, of those to put
+        self._done, self._total = 0, 0  # documents in the index, and to add
         self._restore()
 
     def put(self, documents: Iterable[Document], progress: bool = False) -> Counts:
@@ -79,13 +79,13 @@ class Changes:
         gone: Iterable[Sequence[str]] = (),
         files: Iterable[FileState] = (),
     ) -> Counts:
-        """Add documents and note the files that are complete, then delete others: all that writes
-        to an index does it here, in commits.
+        """Add documents and note the files that are complete, then delete others. Every write to
+        an index is done here, in commits.
 
         Args:
-            commits: makes a commit when it is asked for the next one, and counts its documents.
-            gone: ids to delete, in a commit each.
-            files: that the documents were read from, in their order.
+            commits: the counts of each commit, which is made when the next item is requested.
+            gone: ids to delete; each sequence in one commit.
+            files: that the documents were read from, in the same order.
         """
         total, unfinished, pending = Counts(), deque(files), 0
         for changed in commits:
@@ -114,12 +114,13 @@ class Changes:
         Args:
             documents: with different ids.
             progress: show a bar that counts their words.
-            tell: is given the share of the words that are in the index, after each commit.
+            tell: called after each commit with the share of the words that are in the index.
         """
         if not documents:
             return
         self.find_language(LazyTexts(documents, lambda document: document.full_text))
-        before = self.frozen()
+        before = self.table.frozen()
+        self.state.commit(before.number)
         is_counted = progress or tell is not None
         total = sum(count_words(document.text) for document in documents) if is_counted else 0
         done = 0
@@ -129,27 +130,26 @@ class Changes:
             total=total, unit="word", unit_scale=True, smoothing=0, disable=not progress
         ) as bar:
             for some in batches_of(documents):
-                batch = Batch.of(some, before, self.info, self.folder)
-                counts = batch.counts
-                if batch.rows:
-                    known, analyze = before.passages(batch.replaced), self.table.passage_terms
-                    rows, cut = encode_rows(
-                        batch.rows, self.info, self._encoder(), self.folder, analyze, known
+                counts, replaced, rows = changed_rows(some, before, self.info, self.folder)
+                if rows:
+                    known, analyze = before.passages(replaced), self.table.passage_terms
+                    encoded, cut = encode_rows(
+                        rows, self.info, self._encoder(), self.folder, analyze, known
                     )
-                    terms = TermCounts.of(map(str.split, rows["terms"].to_pylist()))
-                    self.commit(rows, before.find(batch.replaced), terms)
-                    counts += Counts(chunks=len(rows), cut=cut)
+                    terms = TermCounts.of(map(str.split, encoded["terms"].to_pylist()))
+                    self.commit(encoded, before.find(replaced), terms)
+                    counts += Counts(chunks=len(encoded), cut=cut)
                 self._done += len(some)
                 yield counts
                 read = sum(count_words(document.text) for document in some) if is_counted else 0
                 done += read
-                if batch.rows:
+                if rows:
                     if progress and not bar.n:
                         minutes = bar.format_dict["elapsed"] * (total - done) / read / 60
                         if minutes > 1:
                             log.info(f"encoding takes about {duration(minutes)} more")
                     bar.update(read)
-                elif bar.total:  # was there before, and says nothing about the pace
+                elif bar.total:  # unchanged documents would distort the speed
                     bar.total -= read
                 if tell:
                     tell(done / max(1, total))
@@ -175,21 +175,15 @@ class Changes:
             chosen = found
         elif chosen != "none" and not {*chosen.split("+")} & {*found.split("+")}:
             log.warning(
-                f"--language {chosen}, but the text looks like {found}: its words are stemmed as "
-                f"{chosen} all the same"
+                f"--language {chosen}, but the text looks like {found}: its words are still "
+                f"stemmed as {chosen}"
             )
         self._use(replace(self.info, language=chosen))
         self.state.commit(self.table.version, info=self.info)
 
-    def frozen(self) -> Table:
-        """``Table.frozen``, of the index as it is now."""
-        before = self.table.frozen()
-        self.state.commit(before.number)
-        return before
-
     def finish(self) -> None:
         """Pack the table unless little has changed, measure words and vectors if the index is new
-        or has doubled, and let it be searched.
+        or has doubled, and mark it as finished.
         """
         size, is_new = len(self.table), not self.info.finished
         must_measure = self.info.calibration.is_outdated(size)
@@ -206,21 +200,21 @@ class Changes:
             self._use(info)
 
     def stopped(self) -> None:
-        """Log how to go on if the process is asked to stop."""
+        """Log how to resume if the process is asked to stop."""
         if self._total:
             log.warning(
-                f"stopped: {self._done:,} of {self._total:,} documents are in the index, the "
-                "same command goes on from there"
+                f"stopped: {self._done:,} of {self._total:,} documents are in the index: "
+                "run the same command again to resume"
             )
 
     def _pack(self) -> None:
         self.table.pack()
         self.state.commit(self.table.version, packed=True)
-        self.table.clean()  # of versions that the state names no more
+        self.table.clean()  # of versions that the state no longer names
 
     def _find_language_again(self) -> None:
         """Detect the language again in a table that has doubled, so that a first note in English
-        does not decide how 240 Russian ones are stemmed. Makes all terms again; encodes nothing.
+        does not decide how 240 Russian ones are stemmed. Rewrites all terms; encodes nothing.
         """
         info = self.info
         if info.settings.language != "auto" or not info.calibration.passages:

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from revela.encoders.base import TextEncoder
 from revela.errors import RevelaError
 from revela.files import atomic_write, check_free
-from revela.searching.ingest import BATCH, Batch, encode_rows
+from revela.searching.ingest import BATCH, changed_rows, encode_rows
 from revela.searching.manifest import Info
 from revela.searching.rows import HIT_COLUMNS, About
 from revela.text.analyzer import detect
@@ -39,7 +39,7 @@ def encode(out: Path, documents: Sequence[Document], info: Info, encoder: TextEn
     def tables() -> Iterator[Any]:
         with tqdm(total=len(documents), unit="document") as bar:
             for batch in batches(documents, lambda document: len(document.text) + 1, BATCH):
-                rows = Batch.of(batch, None, info, out).rows
+                _, _, rows = changed_rows(batch, None, info, out)
                 yield encode_rows(rows, info, encoder, out, None)[0]
                 bar.update(len(batch))
 

@@ -1,6 +1,6 @@
 """Translate JSON filters, such as ``{"year": {"gt": 2020}, "lang": "en"}``, into the table's SQL.
 
-Take SQL itself only from trusted callers: a function can ask for gigabytes (``repeat('a',
+Accept SQL itself only from trusted callers: a function can ask for gigabytes (``repeat('a',
 2000000000)``), and a long sum can overflow the parser's stack.
 """
 
@@ -27,7 +27,7 @@ MEMBERSHIP = {"in": "in", "not_in": "not in"}
 PARTS = {"prefix": "starts_with({}, {})", "contains": "contains(lower({}), lower({}))"}
 EXAMPLE = '{"year": {"gt": 2020}, "lang": "en"}'
 
-NO_PHRASE = "No passage has the words in quotes like that: these results are without them."
+NO_PHRASE = "No passage contains the phrase in quotes: these results ignore the quotes."
 _PHRASE = re.compile(r"""(?<!\w)["“„«»]([^"“”„«»]*)["“”«»](?!\w)""")
 _SPACED = regex.compile(LETTER, regex.V1)
 _UNSPACED = regex.compile(rf"[{PAIRED}{TRIPLED}]{{2}}", regex.V1)

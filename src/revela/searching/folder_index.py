@@ -62,7 +62,7 @@ def open_any(
         prompts: prefixes of queries and of passages; None keeps the model's own.
         on_partial_index: called before more than ``SOON`` characters are encoded, with what can be
             searched meanwhile: the words of a text without an index, or the index as it was. Its
-            ``notice`` says what it lacks.
+            ``notice`` says what is missing.
         options: as for ``Index.open``.
 
     Raises:
@@ -162,8 +162,8 @@ class _Text:
 
     def _answer_before(self, index: Index, documents: Sequence[Document]) -> None:
         if self.on_partial_index and index.info.finished and _takes_long(documents):
-            one, many = "document that is new or has", "documents that are new or have"
-            index.notice = f"Without {counted(len(documents), one, many)} changed."
+            one, many = "new or changed document is", "new or changed documents are"
+            index.notice = f"{counted(len(documents), one, many)} not searched yet."
             self.on_partial_index(index)
 
 

@@ -21,8 +21,8 @@ from revela.text.analyzer import ENGLISH_STOP_WORDS, Analyzer
 from revela.text.letters import JOINT, LETTER, normalised, wholes
 
 QUERY = 1000  # characters of a query whose words are marked
-RARE = 0.25  # of the greatest idf: words below it are not marked, as they stand everywhere
-# What questions are made of, and BM25 counts.
+RARE = 0.25  # of the greatest idf: words below it are not marked, because they are everywhere
+# Words of questions that BM25 counts.
 QUESTION_WORDS = frozenset([
     *ENGLISH_STOP_WORDS, *"""about am been can could did do does from had has have he her his how i
     its me my our she should so than them us we were what when where which who whom whose why would

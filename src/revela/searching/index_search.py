@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,18 +117,9 @@ def hits_of(store: IndexStore, query: str, vector: Vectors | None, options: Sear
     return originals_first(hits)
 
 
-class _Text(Protocol):
-    """A hit, or a result made of one."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def text(self) -> str: ...
-
-
-def distinct(hits: Sequence[_Text], k: int) -> dict[int, list[int]]:
-    """The first ``k`` hits with different texts, by their place among all, and the places of others
-    with the same text, but for white space.
+def distinct(hits: Sequence[Any], k: int) -> dict[int, list[int]]:
+    """The first ``k`` hits, or results, with different texts: their indices, and the indices of
+    others with the same text, ignoring white space.
     """
     groups = defaultdict[str, list[int]](list)
     for number, hit in enumerate(hits):

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -83,37 +83,27 @@ def batches_of(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-class Batch(NamedTuple):
-    """Documents on their way into a table.
+def changed_rows(
+    documents: Sequence[Document], table: Table | None, info: Info, folder: Path
+) -> tuple[Counts, list[str], list[Row]]:
+    """Cut documents into rows, except those that are in a table already (None: an empty one).
 
-    Attributes:
-        counts: of the documents.
-        replaced: ids of documents whose former rows are deleted.
-        rows: of the documents that are new or have changed.
+    Returns:
+        The counts of the documents, the ids of those whose former rows must be deleted, and the
+        rows.
     """
-
-    counts: Counts
-    replaced: list[str]
-    rows: list[Row]
-
-    @classmethod
-    def of(
-        cls, documents: Sequence[Document], table: Table | None, info: Info, folder: Path
-    ) -> Batch:
-        """Cut documents into rows that differ from a table's; None: an empty one."""
-        digests = {d.id: digest_of(d, info.settings.chunk_words) for d in documents}
-        present = table.digests(list(digests)) if table else {}
-        changed = [d for d in documents if present.get(d.id) != digests[d.id]]
-        replaced = [d.id for d in changed if d.id in present]
-        rows = list[Row]()
-        for document in changed:
-            columns = info.columns.items()
-            metadata = [as_column(document, *of, folder) for of in columns]
-            rest = About.of(document, info.language), digests[document.id], metadata
-            passages = passages_of(document, info.settings.chunk_words)
-            rows += (Row(document.id, i, *passage, *rest) for i, passage in enumerate(passages))
-        new, unchanged = len(changed) - len(replaced), len(documents) - len(changed)
-        return cls(Counts(new, len(replaced), unchanged=unchanged), replaced, rows)
+    digests = {d.id: digest_of(d, info.settings.chunk_words) for d in documents}
+    present = table.digests(list(digests)) if table else {}
+    changed = [d for d in documents if present.get(d.id) != digests[d.id]]
+    replaced = [d.id for d in changed if d.id in present]
+    rows = list[Row]()
+    for document in changed:
+        metadata = [as_column(document, *column, folder) for column in info.columns.items()]
+        rest = About.of(document, info.language), digests[document.id], metadata
+        passages = passages_of(document, info.settings.chunk_words)
+        rows += (Row(document.id, i, *passage, *rest) for i, passage in enumerate(passages))
+    new, unchanged = len(changed) - len(replaced), len(documents) - len(changed)
+    return Counts(new, len(replaced), unchanged=unchanged), replaced, rows
 
 
 def encode_rows(
@@ -189,11 +179,9 @@ def digest_of(document: Document, chunk_words: int) -> str:
 
 def check_repeated(ids: Iterable[str]) -> None:
     """Raise RevelaError for a repeated id."""
-    seen = set[str]()
-    for name in ids:
-        if name in seen:
-            raise RevelaError(
-                f'two documents have the id "{name}": give each its own, '
-                "or index the folder that holds both files"
-            )
-        seen.add(name)
+    repeated = (name for name, count in Counter(ids).items() if count > 1)
+    if (name := next(repeated, None)) is not None:
+        raise RevelaError(
+            f'two documents have the id "{name}": give each its own, '
+            "or index the folder that holds both files"
+        )

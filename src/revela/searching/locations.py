@@ -43,7 +43,7 @@ def starts(document: Document, chunks: Sequence[str]) -> Iterator[Start]:
     for chunk in chunks:
         begin = document.text.index(chunk, at)
         now, at = now.after(document.text[at:begin]), begin
-        # White space before the text is not where it begins.
+        # A chunk begins at its text, after leading white space.
         yield now.after(chunk[: len(chunk) - len(chunk.lstrip())])
 
 

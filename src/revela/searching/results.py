@@ -10,7 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from revela.searching.index_search import distinct
-from revela.searching.snippets import Snippet, heading_of
+from revela.searching.snippets import heading_of
 from revela.types import Answer, Explanation, Hits
 
 if TYPE_CHECKING:
@@ -25,11 +25,7 @@ class Marked:
     """Plain text, and the begin and end of each place in it that is marked, in code points."""
 
     text: str
-    marks: list[list[int]]
-
-    @classmethod
-    def of(cls, shown: Snippet) -> Marked:
-        return cls(shown.text, [list(mark) for mark in shown.marks])
+    marks: list[tuple[int, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +43,9 @@ class Result:
     "The title and the headings that the text begins with, or the id."
     text: str
     snippet: Marked
-    "Where the rarest words of the query stand in the text."
+    "The part of the text with the rarest words of the query."
     passage: Marked | None = None
-    "All of the text as it is shown."
+    "The whole text as it is shown."
     chunk: int
     url: str | None = None
     "The document's address, if the server knows it."
@@ -69,8 +65,8 @@ class Result:
     "Its code: en."
     metadata: Mapping[str, Any]
     confidence: float | None = None
-    """How often a first result that stands out as far is right, among questions of which the text
-    answers half; as measured without labels."""
+    """The probability that a first result that stands out as far is right, if the text answers half
+    of all questions; measured without labels."""
     explanation: Explanation | None = None
 
 
@@ -87,11 +83,11 @@ class SearchResults:
     milliseconds: float
     answer: Answer | None = None
     """Whether the first result answers the query: sure, perhaps, unlikely (there is probably no
-    answer in these documents), or elsewhere (nor are they about that). Null: not known."""
+    answer in these documents), or elsewhere (they are about other things). Null: not known."""
     data: list[Result]
     note: str | None = None
-    """While the vectors of a folder are made: that it was searched by words, and how far they are;
-    and that no passage has a phrase."""
+    """Set while the vectors of a folder are being made: the search was by words, and how many are
+    done. Also set if no passage contains the phrase in quotes."""
 
 
 def results_of(
@@ -100,7 +96,7 @@ def results_of(
     """Hits of an index as results, in their order.
 
     Args:
-        whole: also give all of each passage as it is shown.
+        whole: also give each whole passage as it is shown.
         with_files: name their files.
     """
     snippets = index.snippets(query, hits)
@@ -116,8 +112,8 @@ def results_of(
                 title=hit.title,
                 heading=heading_of(hit),
                 text=hit.text,
-                snippet=Marked.of(shown),
-                passage=passage and Marked.of(passage),
+                snippet=Marked(shown.text, shown.marks),
+                passage=passage and Marked(passage.text, passage.marks),
                 chunk=hit.chunk,
                 path=str(file) if file else None,
                 line=shown.line,
@@ -134,8 +130,8 @@ def results_of(
 
 
 def ranked(*several: Sequence[Result]) -> list[Result]:
-    """Results of one index, or of several, best first, with their ranks; one whose text an earlier
-    one has names it.
+    """Results of one index or of several, best first, with their ranks; ``same_as`` is the rank of
+    an earlier result with the same text.
     """
     best = sorted(chain(*several), key=lambda result: -result.score)
     groups = distinct(best, len(best))

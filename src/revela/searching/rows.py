@@ -44,7 +44,7 @@ class About(NamedTuple):
 
     @classmethod
     def of(cls, document: Document, languages: str) -> About:
-        """Those of a document of an index in these languages; its own metadata come first."""
+        """The document's values; its metadata override what is detected, in these languages."""
         given = document.metadata
         language = str(given.get("language") or "")
         if not language and document.kind == "prose":
@@ -115,14 +115,13 @@ def arrow_rows(
         (r.id, r.chunk, chunks[r.id], r.title, r.passage, *r.start, *r.about, r.digest, *r.metadata)
         for r in rows
     )
-    columns = zip(names, zip(*values, strict=True), strict=True)
-    arrays = {name: pa.array(column, schema.field(name).type) for name, column in columns}
-    arrays["terms"] = pa.array(terms, pa.string())
+    columns: dict[str, Any] = dict(zip(names, zip(*values, strict=True), strict=True))
+    columns["terms"] = terms
     if "tokens" in schema.names:
-        arrays["tokens"] = pa.array([passage.tokens for passage in stored], pa.binary())
+        columns["tokens"] = [passage.tokens for passage in stored]
     numbers = pa.array(np.concatenate([passage.vector for passage in stored]))
-    arrays["vector"] = pa.FixedSizeListArray.from_arrays(numbers, info.width)
-    return pa.table(arrays, schema=schema)
+    columns["vector"] = pa.FixedSizeListArray.from_arrays(numbers, info.width)
+    return pa.table(columns, schema=schema)
 
 
 # Columns of metadata
@@ -163,9 +162,9 @@ def _kind_of(value: Value) -> str:
 def check_columns(names: Iterable[str]) -> None:
     """Raise RevelaError for names of metadata that the table cannot have."""
     for name in names:
-        why = "a column has neither . nor ` in its name" if {".", "`"} & {*name} else ""
+        why = "a column name must not contain . or `" if {".", "`"} & {*name} else ""
         if name in RESERVED or name.startswith("_"):
-            why = "columns of this name are the index's own"
+            why = "columns of this name are reserved"
         if why:
             raise RevelaError(f"--metadata {name}: {why}; rename the field")
 
@@ -185,5 +184,5 @@ def as_column(document: Document, name: str, kind: str, folder: Path) -> Value |
         return float(value)
     raise RevelaError(
         f"{name} of document {document.id} is {reprlib.repr(value)}, where {folder} holds {kind}: "
-        "mend the field, or index all of it again"
+        "fix the field, or index everything again"
     )

@@ -21,7 +21,7 @@ from revela.text.sentences import sentences
 from revela.types import Hit
 
 CHARACTERS, LINES = 300, 6  # of a snippet, at most; characters of double width count twice
-SPARE = 2  # times as many hits are searched for as are shown, as some may have equal texts
+SPARE = 2  # search for this many times the hits to show, because some have equal texts
 Span = tuple[int, int]
 _BLANK = re.compile(r"\A\s*\n")
 _LINE, _BREAK = re.compile(".+"), re.compile("\n")
@@ -102,7 +102,7 @@ def snippet(hit: Hit, terms: HighlightTerms, characters: int = CHARACTERS) -> Sn
 
 def _head(hit: Hit, passage: str) -> int:
     """The number of lines before a document's text: front matter, the header of a mail, and a
-    comment with a licence. They are shown only for words that stand nowhere else.
+    comment with a licence. They are shown only if a word of the query is nowhere else.
     """
     ending = ending_of(_ROW.sub("", hit.id))
     if hit.chunk:

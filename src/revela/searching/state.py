@@ -28,8 +28,8 @@ from revela.types import hash64
 
 STATE = "state.sqlite"
 FORMAT = 12
-COMMIT = 100  # chunks that a commit counts as, at least: each of its files takes .3 ms of a search
-# A document without a path is in no file any more, and will be deleted.
+COMMIT = 100  # minimum chunks that a commit counts as: each of its files takes 0.3 ms of a search
+# A document without a path is no longer in a file, and will be deleted.
 TABLES = f"""
 pragma user_version = {FORMAT};
 create table about (version integer, chunks integer, changed integer, info text, sources text);
@@ -65,7 +65,7 @@ class Snapshot(NamedTuple):
 
 
 class StaleSnapshot(KeyError):
-    """The state has another version by now."""
+    """The index was changed after this snapshot was opened."""
 
 
 class FileState(NamedTuple):
@@ -106,8 +106,8 @@ class State:
     """The state of the index in a folder. Threads may share it.
 
     Raises:
-        RevelaError: the folder is no index, or one of another version, or the file is damaged, out
-            of reach, or cannot be written.
+        RevelaError: the folder is not an index, or one of another version, or the file is damaged,
+            out of reach, or cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -118,13 +118,13 @@ class State:
                 f"{folder} is not an index: it has no {STATE}; make one with revela index"
             )
         with _errors(self.folder):
-            # Readers of a folder that they may not write to read it all the same.
+            # A folder without write access can still be read.
             uri = f"{file.resolve().as_uri()}?mode=rw"
             self._database = sqlite3.connect(
                 uri, uri=True, timeout=60, isolation_level=None, check_same_thread=False
             )
             self.close = weakref.finalize(self, self._database.close)
-            # A long transaction keeps no reader waiting until it is written.
+            # Readers do not wait for a long transaction before its commit.
             self._database.execute("pragma cache_spill = off")
             (found,) = self._database.execute("pragma user_version").fetchone()
         if found != FORMAT:
@@ -147,16 +147,9 @@ class State:
     @contextmanager
     def _transaction(self, kind: str = "immediate") -> Iterator[sqlite3.Connection]:
         """A transaction: reads see one moment, and writes take effect together at the end."""
-        database = self._database
-        with self._lock, _errors(self.folder):
+        with self._lock, _errors(self.folder), self._database as database:  # commits or rolls back
             database.execute(f"begin {kind}")
-            try:
-                yield database
-                database.execute("commit")
-            except BaseException:
-                if database.in_transaction:
-                    database.execute("rollback")
-                raise
+            yield database
 
     # Read
 
@@ -345,7 +338,7 @@ def _errors(folder: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise RevelaError(
-            f"{folder} is damaged, full or out of reach ({STATE}: {error}): mend that, or make it "
+            f"{folder} is damaged, full or out of reach ({STATE}: {error}): fix that, or make it "
             "again with revela index"
         ) from error
 
@@ -378,7 +371,7 @@ def unfinished_in(folder: Path) -> Info | None:
         check_free(folder, early)
     elif info.finished:
         raise RevelaError(
-            f"{folder} exists: choose another --out, bring this index in step with --sync, or add "
-            "to it with --append"
+            f"{folder} exists: choose another --out, update this index with --sync, or add to it "
+            "with --append"
         )
     return info

@@ -57,7 +57,7 @@ class Scan:
         if reading.join_titles:
             raise RevelaError(
                 "--join-titles joins rows of neighbouring files, and --sync reads each by itself: "
-                "join them before, or leave --sync out"
+                "join them first, or leave --sync out"
             )
         self.sources = [absolute(source) for source in sources]
         self.reading, self.report = reading, ReadReport()
@@ -77,8 +77,7 @@ class Scan:
         """Raise RevelaError if too much could not be read, or no document was found; ``others`` is
         the number of documents in unchanged files.
         """
-        total = len(self.documents) + others
-        check_report(total, self.report, self.sources)
+        check_report(len(self.documents) + others, self.report, self.sources)
 
     def _list(self) -> Iterator[tuple[str, tuple[str, File | None]]]:
         """Path -> source and file; None for a dataset of the hub."""
@@ -148,7 +147,7 @@ def rescan(
     if known and known["readers"] != VERSION:
         log.info(
             f"{state.folder} was made by readers of an earlier version: all files are read again, "
-            "and what these read otherwise is encoded again"
+            "and documents that have changed by that are encoded again"
         )
     is_same = all(known.get(name) == value for name, value in _how(reading).items())
     recorded = state.files() if is_same else {}
@@ -190,10 +189,10 @@ def _how(reading: Reading) -> dict[str, object]:
 
 
 def recorded_sources(state: State) -> list[str]:
-    """The sources of an index; RevelaError if it does not know them."""
+    """The sources of an index; RevelaError if none are recorded."""
     if not state.sources:
         raise RevelaError(
-            f"{state.folder} does not know what it was made of: run revela index CORPUS --out "
+            f"{state.folder} has no record of its sources: run revela index CORPUS --out "
             f"{state.folder} --sync once"
         )
     return list(state.sources["sources"])

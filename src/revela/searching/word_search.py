@@ -24,7 +24,7 @@ from revela.text.analyzer import detect, searched
 from revela.text.spool import LazyTexts, arrow_list
 from revela.types import Document, Hit, Hits
 
-MOST = 50  # passages that are ranked for each document that is wanted, of which many may be one's
+MOST = 50  # passages to rank per document wanted, because many may be of one document
 
 
 @dataclass(frozen=True)

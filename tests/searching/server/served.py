@@ -22,7 +22,6 @@ from revela.searching.manifest import Indexing, Info
 from revela.searching.rows import metadata_columns
 from revela.searching.server import Access, Limits
 from revela.searching.server.app import Service
-from revela.searching.server.encoding import ServedModel
 from revela.searching.server.lifecycle import listen, server_of
 from revela.types import Document
 
@@ -92,8 +91,8 @@ def index(encoder, tmp_path_factory) -> Index:
 def make_service(encoder, index):
     def make(encoder=encoder, token=None, local_only=False, dimensions=(), **limits):
         changed = dataclasses.replace(Limits(), **limits)
-        model = ServedModel("tiny", encoder, dimensions)
-        return Service(index, model, changed, Access(token, local_only))
+        access = Access(token, local_only)
+        return Service(index, "tiny", encoder, changed, access, dimensions=dimensions)
 
     return make
 

@@ -159,7 +159,7 @@ def test_results_say_where_their_words_stand(make_service, encoder, tmp_path):
         (hit,) = post(server, SEARCH, asked).json()["data"]
         assert hit["path"] is None and hit["url"]
         assert post(server, SEARCH, asked).json()["note"] is None
-        service.index.notice = "Without 3 documents that are new or have changed."
+        service.index.notice = "3 new or changed documents are not searched yet."
         assert post(server, SEARCH, asked).json()["note"] == service.index.notice
 
 
@@ -368,7 +368,7 @@ def test_a_full_queue_is_429_with_retry_after(make_service, slow):
         waits = pool.submit(post, server, EMBEDDINGS, half)
         searches = pool.submit(post, server, SEARCH, query())
         waiting = service.encoding.batcher.waiting_tokens
-        wait_for(lambda: waiting["passage"] >= 100 and service.search_limit.taken)
+        wait_for(lambda: waiting["passage"] >= 100 and service.slots.locked())
         for path, body in ((EMBEDDINGS, half), (SEARCH, query(query="b"))):
             refused = post(server, path, body)
             assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1

@@ -264,11 +264,6 @@ def test_what_cannot_be_served_is_refused(served_index, monkeypatch, arguments, 
         mcp(served_index, **arguments)
 
 
-def test_no_index_is_one_sentence(tmp_path):
-    with pytest.raises(RevelaError, match="is not an index"):
-        mcp(tmp_path / "none")
-
-
 def test_the_entry_for_a_client_has_absolute_paths(tmp_path, monkeypatch, capsys):
     for name in ("My Notes", "model"):
         (tmp_path / name).mkdir()

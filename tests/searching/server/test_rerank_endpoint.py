@@ -38,7 +38,7 @@ def test_a_model_without_tokens_says_so(make_service, static_folder):
     service = make_service(encoder=table)
     with running(service) as server:
         body = {"query": "ocean", "documents": ["ocean"]}
-        assert "no vectors of tokens" in post(server, RERANK, body).json()["error"]["message"]
+        assert "no token vectors" in post(server, RERANK, body).json()["error"]["message"]
     with pytest.raises(RevelaError, match="no token vectors"):
         revela.rerank("ocean", ["ocean"], table)
 

@@ -78,20 +78,6 @@ def test_a_models_name_is_as_the_user_gave_it(tmp_path):
     assert name_of(tmp_path / "other" / "model") == "model"
 
 
-BAD_ARGUMENTS = [
-    (["--port", "0"], "no document found in"),
-    (["--port", "99999"], "--port must be from 0"),
-    (["--port", "0", "--token-env", "NONE"], "empty or not set"),
-    (["--port", "0", "--max-texts", "0"], "give numbers above 0"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "message"), BAD_ARGUMENTS)
-def test_bad_arguments_are_one_sentence(monkeypatch, refused, tmp_path, arguments, message):
-    monkeypatch.delenv("NONE", raising=False)
-    assert message in refused("serve", tmp_path, *arguments)
-
-
 @pytest.mark.parametrize("host", ["127.1", "localhost"])
 def test_a_name_of_a_loopback_address_is_local(host, home, monkeypatch, capsys):
     made = {}

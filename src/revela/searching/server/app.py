@@ -6,11 +6,12 @@ uvicorn by lifecycle.py.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -34,25 +35,18 @@ from revela.ranking.rerank_texts import by_tokens
 from revela.ranking.steps import QUERY_CHARACTERS, check_query
 from revela.searching.filters import OWN_COLUMNS
 from revela.searching.index import Index
-from revela.searching.results import Result, SearchResults, results_of
+from revela.searching.results import SearchResults, results_of
 from revela.searching.server import Access, Limits, Site, schemas
-from revela.searching.server.concurrency import ConcurrencyLimit, in_thread, together
 from revela.searching.server.documents import file_response, read_document
-from revela.searching.server.encoding import Encoding, ServedModel
-from revela.searching.server.errors import ERROR_HANDLERS, APIError, no_such_model
+from revela.searching.server.encoding import Encoding, in_thread
+from revela.searching.server.errors import ERROR_HANDLERS, APIError, no_such_model, queue_full
 from revela.searching.server.middleware import BodyLimit, Guard
-from revela.searching.server.schemas import (
-    EmbeddingRequest,
-    RerankRequest,
-    SearchParameters,
-    SearchRequest,
-)
 from revela.searching.word_search import Words
 from revela.types import ROLES, Hits, Role, Vectors, shortened
 
 THREADS = 4  # for searches
 RETRY_SECONDS = 10  # while an index is being made
-NO_TOKENS = "this server's model has no vectors of tokens to re-rank by: serve another"
+NO_TOKENS = "this server's model has no token vectors to re-rank by: serve another model"
 
 
 class SearchService:
@@ -69,7 +63,7 @@ class SearchService:
     ) -> None:
         self.index, self.name, self.site = index, name, site
         self.limits, self.access = limits, access
-        self.search_limit = ConcurrencyLimit(limits.max_searches)
+        self.slots = asyncio.Semaphore(limits.max_searches)
         self.search_threads = ThreadPoolExecutor(THREADS, "search")
         page = files("revela.searching.server") / "page.html"
         self.page_html = page.read_text(encoding="utf-8")
@@ -116,13 +110,21 @@ class SearchService:
         """End the threads."""
         self.search_threads.shutdown(wait=False)
 
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Hold a slot for a search; raises APIError (429) when all are taken."""
+        if self.slots.locked():
+            raise queue_full("searches", 1)
+        async with self.slots:
+            yield
+
     async def page(self) -> Response:
         """The web page for searching."""
         return Response(self.page_html, media_type="text/html", headers=self.page_headers)
 
     async def not_yet(self) -> Response:
-        """What needs vectors, before they are there."""
-        message = f"{self.index.notice} Ask again then."
+        """The answer to requests that need vectors, while these are being made."""
+        message = f"{self.index.notice} Try again later."
         raise APIError(503, message, headers={"Retry-After": str(RETRY_SECONDS)})
 
     def index_info(self) -> schemas.IndexInfo:
@@ -146,74 +148,76 @@ class SearchService:
     ) -> schemas.DocumentText:
         """A document around one of its passages, with the words of a query marked."""
         given = self.index, name, query, chunk, self.access.local_only
-        with self.search_limit.acquire():
+        async with self.slot():
             return await in_thread(self.search_threads, partial(read_document, *given))
 
     async def file(self, name: str) -> FileResponse:
-        """The file of a document, for the machine that the server runs on."""
+        """The file of a document, for requests from the server's own machine."""
         if not self.access.local_only:
-            message = "files are for the machine that this server runs on, without a token"
+            message = "files are served only to the server's own machine, without a token"
             raise APIError(403, message)
-        with self.search_limit.acquire():
+        async with self.slot():
             return await in_thread(self.search_threads, partial(file_response, self.index, name))
 
-    async def search_by_address(self, asked: Annotated[SearchParameters, Query()]) -> SearchResults:
-        """Search, with a link that can be kept."""
+    async def search_by_address(
+        self, asked: Annotated[schemas.SearchParameters, Query()]
+    ) -> SearchResults:
+        """Search, by an address that can be bookmarked."""
         return await self.search(asked)
 
-    async def search(self, body: SearchRequest) -> SearchResults:
+    async def search(self, body: schemas.SearchRequest) -> SearchResults:
         """Search: the best documents, each with its best passage."""
         start = time.perf_counter()
-        try:
-            with self.search_limit.acquire():
-                hits, found = await self._search(body)
-        except QueryError as error:  # any other is the index's fault
-            raise APIError(400, str(error), error.param or None) from error
+        async with self.slot():
+            hits = await in_thread(self.search_threads, await self._finder(body))
+            # Do not tell strangers where files are.
+            how = dict(whole=body.marked, with_files=self.access.local_only)
+            shown = partial(results_of, self.index, body.query, hits, **how)
+            results = await in_thread(self.search_threads, shown)
         return SearchResults(
             query=body.query,
             model=self.name,
             mode="lexical" if isinstance(self.index, Words) else body.mode,
             milliseconds=round(1000 * (time.perf_counter() - start), 1),
             answer=hits.answer,
-            data=found,
+            data=[replace(result, url=self.site.url(result.id)) for result in results],
             note=" ".join(filter(None, (self.index.notice, hits.notice))) or None,
         )
 
-    async def _search(self, body: SearchRequest) -> tuple[Hits, list[Result]]:
+    async def _finder(self, body: schemas.SearchRequest) -> Callable[[], Hits]:
+        """Check a request, and encode its query; returns the search, to be run in a thread."""
         if body.mode == "dense" or body.rerank == "late-interaction":
             await self.not_yet()
-        where = body.options()["where"]
-        find = partial(self.index.search, body.query, body.k)
-        find = partial(find, where=where, min_score=body.min_score)
-        return await in_thread(self.search_threads, partial(self._found, body, find))
-
-    def _found(self, body: SearchRequest, find: Callable[[], Hits]) -> tuple[Hits, list[Result]]:
-        """The hits of a search, and the same in the form of the API."""
-        hits = find()
-        # Do not tell strangers where files are.
-        how = dict(whole=body.marked, with_files=self.access.local_only)
-        results = results_of(self.index, body.query, hits, **how)
-        return hits, [replace(result, url=self.site.url(result.id)) for result in results]
+        given = dict(where=body.options()["where"], min_score=body.min_score)
+        return partial(self.index.search, body.query, body.k, **given)
 
 
 class Service(SearchService):
-    """An index and its retriever, and their routes."""
+    """An index and its retriever, and their routes.
+
+    Args:
+        name: of the retriever, for clients.
+        encoder: the retriever; encodes in the batcher's thread only.
+        dimensions: shorter widths that it was trained for.
+    """
 
     index: Index
 
     def __init__(
         self,
         index: Index,
-        model: ServedModel,
+        name: str,
+        encoder: TextEncoder,
         limits: Limits,
         access: Access = Access(),  # noqa: B008  (frozen)
         site: Site = Site(),  # noqa: B008  (frozen)
+        dimensions: Iterable[int] = (),
     ) -> None:
-        super().__init__(index, model.name, limits, access, site)
+        super().__init__(index, name, limits, access, site)
         self.created = int(time.time())
-        self.width = warm(model.encoder)
-        self.dimensions = [*sorted(d for d in model.dimensions if d < self.width), self.width]
-        self.encoding = Encoding(model, limits)
+        self.width = warm(encoder)
+        self.dimensions = [*sorted(d for d in dimensions if d < self.width), self.width]
+        self.encoding = Encoding(encoder, limits)
 
     @property
     def names(self) -> list[str]:
@@ -221,7 +225,7 @@ class Service(SearchService):
         return [self.name, *(f"{self.name}:{role}" for role in ROLES)]
 
     def add_routes(self, app: FastAPI) -> None:
-        """Add the routes that need the retriever, and those for who runs the server."""
+        """Add the routes that need the retriever, and those for operators."""
         app.get("/healthz")(self.healthz)
         app.head("/healthz", include_in_schema=False)(self.healthz)
         app.get("/v1/models")(self.models)
@@ -235,7 +239,7 @@ class Service(SearchService):
         self.encoding.batcher.close()
         super().close()
 
-    async def embeddings(self, body: EmbeddingRequest) -> Response:
+    async def embeddings(self, body: schemas.EmbeddingRequest) -> Response:
         """Vectors of texts, in OpenAI's format."""
         if body.model not in self.names:
             raise no_such_model(self.names)
@@ -247,23 +251,19 @@ class Service(SearchService):
         tokens = await self.encoding.tokens(body.input, role, bool(body.truncate), "input")
         rows = await self.encoding.encode(body.input, tokens, role)
         vectors = shortened(np.stack(rows), body.dimensions or self.width)
-        form = body.encoding_format or "float"
-        write = partial(embeddings_json, vectors, form, self.name, sum(tokens))
+        write = partial(embeddings_json, vectors, body.encoding_format, self.name, sum(tokens))
         content = await in_thread(self.encoding.threads, write)
         return Response(content, media_type="application/json")
 
-    async def rerank(self, body: RerankRequest) -> schemas.RerankResults:
+    async def rerank(self, body: schemas.RerankRequest) -> schemas.RerankResults:
         """The client's own texts, the most relevant first."""
         if body.model not in (None, *self.names):
             raise no_such_model(self.names)
         if self.encoding.encoder.lacks_tokens:
             raise APIError(400, NO_TOKENS)
-        try:
-            check_query(body.query)
-            with self.search_limit.acquire():
-                scores = await self._reranked(body)
-        except QueryError as error:
-            raise APIError(400, str(error), error.param or None) from error
+        check_query(body.query)
+        async with self.slot():
+            scores = await self._reranked(body)
         results = list[schemas.RerankResult]()
         for i, score in list(scores.items())[: body.top_n]:
             text = body.documents[i] if body.return_documents else None
@@ -271,22 +271,27 @@ class Service(SearchService):
             results.append(schemas.RerankResult(index=i, relevance_score=score, document=document))
         return schemas.RerankResults(results=results)
 
-    async def _reranked(self, body: RerankRequest) -> dict[int, float]:
+    async def _reranked(self, body: schemas.RerankRequest) -> dict[int, float]:
         """Scores by index of the document, best first."""
         encoding = self.encoding
         # Check both before encoding either.
         query_tokens = await encoding.tokens([body.query], "query", True, "query")
         text_tokens = await encoding.tokens(body.documents, "passage", True, "documents")
-        (encoded,), passages = await together(
-            encoding.encode([body.query], query_tokens, "query", True),
-            encoding.encode(body.documents, text_tokens, "passage", True),
-        )
-        weights = self.index.term_weights
-        return await in_thread(
-            encoding.threads, lambda: by_tokens(encoded, passages, weights(body.query))
-        )
+        query = encoding.encode([body.query], query_tokens, "query", True)
+        texts = encoding.encode(body.documents, text_tokens, "passage", True)
+        try:
+            async with asyncio.TaskGroup() as group:  # if one fails, the other leaves the queue
+                encoded, passages = group.create_task(query), group.create_task(texts)
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
 
-    async def _search(self, body: SearchRequest) -> tuple[Hits, list[Result]]:
+        def ranked() -> dict[int, float]:
+            (read,), weights = encoded.result(), self.index.term_weights(body.query)
+            return by_tokens(read, passages.result(), weights)
+
+        return await in_thread(encoding.threads, ranked)
+
+    async def _finder(self, body: schemas.SearchRequest) -> Callable[[], Hits]:
         asked = body.options()
         check_query(body.query)
         by_tokens = self.index.options(**asked).rerank == "late-interaction"
@@ -301,8 +306,7 @@ class Service(SearchService):
             # Truncated for the model only: all of its words are searched for.
             tokens = await self.encoding.tokens([body.query], "query", True, "query")
             (encoded,) = await self.encoding.encode([body.query], tokens, "query", by_tokens)
-        find = partial(self.index.search, body.query, encoded=encoded, **asked)
-        return await in_thread(self.search_threads, partial(self._found, body, find))
+        return partial(self.index.search, body.query, encoded=encoded, **asked)
 
     def index_info(self) -> schemas.IndexInfo:
         """The index: its size, the columns for filters, and whether it keeps tokens."""
@@ -346,11 +350,9 @@ def warm(encoder: TextEncoder) -> int:
     """Warm up an encoder, so that no request waits for its preparation; returns the width of its
     vectors.
     """
-    try:
-        (read,) = encoder.query_tokens(["warm"])
-    except QueryError:  # it has no vectors of tokens
+    if encoder.lacks_tokens:
         return int(encoder.encode_queries(["warm"]).shape[1])
-    return len(read.vector)
+    return len(encoder.query_tokens(["warm"])[0].vector)
 
 
 def page_headers(html: str) -> dict[str, str]:
@@ -378,13 +380,14 @@ def page_headers(html: str) -> dict[str, str]:
     }
 
 
-def embeddings_json(vectors: Vectors, encoding_format: str, model: str, tokens: int) -> bytes:
+def embeddings_json(
+    vectors: Vectors, encoding_format: str | None, model: str, tokens: int
+) -> bytes:
     """OpenAI's embeddings answer as JSON."""
-    if encoding_format == "float":
-        values = vectors.tolist()
+    if encoding_format == "base64":
+        values = [base64.b64encode(row.tobytes()).decode() for row in vectors.astype("<f4")]
     else:
-        rows = vectors.astype(np.dtype("<f4"))
-        values = [base64.b64encode(row.tobytes()).decode() for row in rows]
+        values = vectors.tolist()
     data = [{"object": "embedding", "index": i, "embedding": v} for i, v in enumerate(values)]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return to_json({"object": "list", "data": data, "model": model, "usage": usage})

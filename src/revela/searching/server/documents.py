@@ -16,6 +16,7 @@ from revela.text.endings import suffix
 from revela.text.readers import READERS
 from revela.text.readers.common import size_and_time
 
+NOT_FOUND = "the index has no such document or passage: search again"
 AROUND = 12  # passages before and after the one that is wanted
 # Of formats that people read as text, or that a reader of text takes; no file is ever sent as HTML,
 # which would run in this origin.
@@ -39,9 +40,9 @@ def read_document(
     """
     chunks = index.chunks(name)
     if not chunks[chunk:]:
-        raise _missing(f"passage {chunk}" if chunks else "")
+        raise APIError(404, NOT_FOUND)
     shown = chunks[max(0, chunk - AROUND) : chunk + AROUND + 1]
-    texts = index.snippets(query, shown, WHOLE)
+    snippets = index.snippets(query, shown, WHOLE)
     file = index.file(name) if with_file else None
     return DocumentText(
         id=name,
@@ -51,16 +52,11 @@ def read_document(
         file=f"v1/files/{quote(name, safe='')}" if file else None,
         chunks=len(chunks),
         passages=[
-            Passage(chunk=one.chunk, text=Marked.of(text), line=one.line, page=one.page)
-            for one, text in zip(shown, texts, strict=True)
+            Passage(chunk=hit.chunk, text=Marked(*snippet[:2]), line=hit.line, page=hit.page)
+            for hit, snippet in zip(shown, snippets, strict=True)
         ],
         note=_note(index, name, file) if with_file else None,
     )
-
-
-def _missing(what: str) -> APIError:
-    message = f"there is no {what or 'such document'} here any more: search again"
-    return APIError(404, message)
 
 
 def _note(index: Words | Index, name: str, file: Path | None) -> str | None:
@@ -84,7 +80,7 @@ def file_response(index: Words | Index, name: str) -> FileResponse:
         APIError: there is no such document, or it has no file below the indexed folder any more.
     """
     if not index.chunks(name) or (file := index.file(name)) is None:
-        raise _missing("")
+        raise APIError(404, NOT_FOUND)
     ending = suffix(file)
     if file.suffix.lower() == ".pdf":
         kind, how = "application/pdf", "inline"

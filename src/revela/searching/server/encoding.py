@@ -2,44 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from revela.encoders.base import TextEncoder
 from revela.errors import RevelaError
 from revela.searching.server import Limits
 from revela.searching.server.batching import Batcher
-from revela.searching.server.concurrency import in_thread
 from revela.searching.server.errors import APIError, check_count
 from revela.types import Role
 
 THREADS = 4
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class ServedModel:
-    """The retriever of an index, for a service.
-
-    Args:
-        name: for clients.
-        encoder: encodes in the batcher's thread only.
-        dimensions: shorter widths that it was trained for.
-    """
-
-    name: str
-    encoder: TextEncoder
-    dimensions: Sequence[int] = ()
+async def in_thread(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    """Run ``work`` in a thread; it does not start if the call is cancelled before."""
+    return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
 class Encoding:
     """Encodes the texts of many requests; refuses texts above the limits."""
 
-    def __init__(self, model: ServedModel, limits: Limits) -> None:
-        self.limits, self.encoder = limits, model.encoder
-        self.batcher = Batcher(model.encoder, limits.batch_tokens, limits.max_tokens)
+    def __init__(self, encoder: TextEncoder, limits: Limits) -> None:
+        self.limits, self.encoder = limits, encoder
+        self.batcher = Batcher(encoder, limits.batch_tokens, limits.max_tokens)
         self.threads = ThreadPoolExecutor(THREADS, "texts")
 
     async def tokens(

@@ -10,6 +10,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from revela.errors import QueryError
+
 ERROR_TYPES = {
     401: "authentication_error",
     404: "not_found_error",
@@ -76,6 +78,11 @@ async def _invalid(request: Request, error: RequestValidationError) -> JSONRespo
     return APIError(400, message[:300], place[0][:100] if place else None).response()
 
 
+async def _refused(_: Request, error: QueryError) -> JSONResponse:
+    """Answer to a wrong search. Any other error of an index is the server's."""
+    return APIError(400, str(error), error.param or None).response()
+
+
 async def _failed(_: Request, __: Exception) -> JSONResponse:
     """Answer to an error of the server. Starlette raises it again, so that uvicorn logs it."""
     message = "something went wrong here, the server's log says what: try again"
@@ -85,6 +92,7 @@ async def _failed(_: Request, __: Exception) -> JSONResponse:
 ERROR_HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Any]] = {
     HTTPException: _http_error,
     RequestValidationError: _invalid,
+    QueryError: _refused,
     Exception: _failed,
 }
 

@@ -1,5 +1,5 @@
-"""Run the app on uvicorn, so that accepted requests finish before it stops, and meanwhile keep the
-index in step with its sources.
+"""Run the app on uvicorn, so that accepted requests finish before it stops, and meanwhile sync the
+index with its sources.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def sync_periodically(
 
     def check(_: float) -> None:
         if stop.is_set():
-            raise RevelaError(f"{index.folder} is not in step yet: sync it again to go on")
+            raise RevelaError(f"{index.folder} is not fully synced: sync it again to continue")
 
     def run() -> None:
         while not stop.wait(seconds):
@@ -105,9 +105,9 @@ def sync_periodically(
                 with index.changes() as changes:
                     changed = sync(changes, rescan(changes), refused, tell=check)
                 if changed.any:
-                    log.info(f"{changed.describe()}; {index.folder} is in step again")
+                    log.info(f"{changed.describe()}; {index.folder} is up to date")
             except Exception as error:  # serving goes on
-                log.warning(f"not in step with its sources: {first_line(error)}")
+                log.warning(f"cannot sync {index.folder}: {first_line(error)}")
 
     thread = Thread(target=run, name="sync", daemon=True)
     thread.start()

@@ -66,46 +66,53 @@ MaxTokens = Annotated[
 ]
 
 
-class SearchResult(BaseModel):
+class AnswerModel(BaseModel, use_attribute_docstrings=True):
+    """What a tool returns."""
+
+
+class SearchResult(AnswerModel):
     """A document with its best passage."""
 
     id: str
-    title: str = Field(description="With the headings above the passage, if they are known.")
+    title: str
+    "With the headings above the passage, if they are known."
     url: str
-    path: str | None = Field(default=None, description="The document's file, if it is known.")
-    page: int | None = Field(default=None, description="Of a PDF, where the snippet stands.")
-    line: int | None = Field(default=None, description="Of a file of text, the same.")
-    date: str | None = Field(default=None, description="Of the document, in ISO 8601.")
+    path: str | None = None
+    "The document's file, if it is known."
+    page: int | None = None
+    "The page of a PDF that the snippet is on."
+    line: int | None = None
+    "The line of a text file that the snippet is on."
+    date: str | None = None
+    "Of the document, in ISO 8601."
     score: float
-    confidence: float | None = Field(
-        default=None,
-        description="How often a first result that stands out as far is right, from 0 to 1.",
-    )
-    snippet: str | None = Field(
-        default=None, description="What to quote: the place with the rarest words of the query."
-    )
-    text: str = Field(description="The best passage.")
-    cut: bool | None = Field(
-        default=None, description="Whether text is only a part of it, like snippet: see fetch."
-    )
-    chunk: int = Field(description="The number of that passage in the document, from 0.")
+    confidence: float | None = None
+    "How often a first result that stands out as far is right, from 0 to 1."
+    snippet: str | None = None
+    "What to quote: the part with the rarest words of the query."
+    text: str
+    "The best passage."
+    cut: bool | None = None
+    "Whether text is only a part of the passage, like snippet; fetch returns all of it."
+    chunk: int
+    "The number of that passage in the document, from 0."
     metadata: dict[str, Any] | None = None
-    copies: list[str] | None = Field(default=None, description="Ids of others with an equal one.")
+    copies: list[str] | None = None
+    "Ids of other documents with the same passage."
 
 
-class SearchResults(BaseModel):
+class SearchResults(AnswerModel):
     """Results, best first."""
 
-    answer: str | None = Field(
-        default=None,
-        description="Whether the first result answers the query: sure, perhaps, probably no "
-        "answer (in these documents, or as they are about other things), or not known.",
-    )
+    answer: str | None = None
+    """Whether the first result answers the query: sure, perhaps, probably no answer (in these
+    documents, or as they are about other things), or not known."""
     results: list[SearchResult]
-    note: str | None = Field(default=None, description="What was cut, and how to get it.")
+    note: str | None = None
+    "What was cut, and how to get it."
 
 
-class FetchedDocument(BaseModel):
+class FetchedDocument(AnswerModel):
     """A document, or a part of it."""
 
     id: str
@@ -114,9 +121,12 @@ class FetchedDocument(BaseModel):
     url: str
     path: str | None = None
     metadata: dict[str, Any] | None = None
-    next_chunk: int | None = Field(default=None, description="Where to go on, if the text does.")
-    next_offset: int | None = Field(default=None, description="And with which offset.")
-    note: str | None = Field(default=None, description="How much was read, and how to go on.")
+    next_chunk: int | None = None
+    "The chunk to fetch next, if there is more text."
+    next_offset: int | None = None
+    "The offset to fetch it with."
+    note: str | None = None
+    "How much was returned, and how to fetch the rest."
 
 
 @dataclass(frozen=True)
@@ -174,7 +184,7 @@ class Tools:
             dict[str, Any] | None, Field(description=f"By columns, such as {FILTER}.")
         ] = None,
         min_score: Annotated[
-            float | None, Field(description="Leave out documents of a lower score.")
+            float | None, Field(description="Leave out documents with a lower score.")
         ] = None,
         max_tokens: MaxTokens = MAX_TOKENS,
     ) -> Annotated[CallToolResult, SearchResults]:
@@ -211,10 +221,12 @@ class Tools:
         if not chunks[chunk:]:
             passages = counted(len(chunks), "passage")
             has = f"has {passages}, from 0" if chunks else "is not in the index"
-            raise ToolError(f"the document {id[:200]} {has}: take ids and chunks of search")
+            raise ToolError(f"the document {id[:200]} {has}: use ids and chunks from search")
         texts = [passage.text for passage in chunks]
         if offset > (length := len(texts[chunk])):
-            raise ToolError(f"passage {chunk} of {id[:200]} has {length:,} characters: see offset")
+            raise ToolError(
+                f"passage {chunk} of {id[:200]} has {length:,} characters: lower offset"
+            )
         url, path = self.place(id)
         document = FetchedDocument(
             id=id,
@@ -334,11 +346,11 @@ def within(
     notes = []
     if number := sum(bool(result.cut) for result in cut):
         notes.append(
-            f"{counted(number, 'text is', 'texts are')} cut: fetch with id and chunk reads on"
+            f"{counted(number, 'text is', 'texts are')} cut: fetch returns the rest by id and chunk"
         )
     if rest := len(results) - shown:
         left_out = counted(rest, "result is", "results are")
-        notes.append(f"{left_out} left out: a greater max_tokens shows them")
+        notes.append(f"{left_out} left out: raise max_tokens to see them")
     said = f"To fit {max_tokens:,} tokens, {', and '.join(notes) or 'snippets are left out'}."
     return SearchResults(answer=answer, results=cut, note=f"{notice} {said}".strip())
 
@@ -357,7 +369,9 @@ def _read(texts: Sequence[str], first: int, offset: int, tokens: int) -> dict[st
     if not whole:
         following["next_offset"] = offset + length
     where = ", ".join(f"{name[5:]}={value}" for name, value in following.items())
-    note = f"The document has {len(texts)} passages, from 0; it goes on: fetch it with {where}."
+    note = (
+        f"The document has {len(texts)} passages, from 0. For the next ones, fetch it with {where}."
+    )
     return {"text": "".join(texts[first:])[:length], "note": note, **following}
 
 

@@ -7,15 +7,7 @@ from dataclasses import fields
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    FailFast,
-    Field,
-    WithJsonSchema,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, FailFast, Field, WithJsonSchema
 from pydantic_core import PydanticKnownError
 
 from revela.ranking.steps import Rerank
@@ -71,16 +63,15 @@ Query = Annotated[str, Field(json_schema_extra={"pattern": r"\S"})]  # check_que
 Text = Annotated[str, AfterValidator(_unicode)]
 
 
-class RequestModel(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+class RequestModel(BaseModel, strict=True, extra="forbid", use_attribute_docstrings=True):
+    """A body, or the parameters of an address."""
 
 
 class EmbeddingRequest(RequestModel):
     """OpenAI's embeddings request, plus ``input_type`` and ``truncate``."""
 
-    model: str = Field(
-        description="A name from /v1/models; the suffix :query or :passage selects the prompt."
-    )
+    model: str
+    "A name from /v1/models; the suffix :query or :passage selects the prompt."
     input: Annotated[
         list[Annotated[str, Field(min_length=1)]],
         FailFast(),
@@ -88,50 +79,53 @@ class EmbeddingRequest(RequestModel):
         Field(min_length=1),
         WithJsonSchema(ONE_OR_MORE),
     ]
-    encoding_format: Literal["float", "base64"] | None = Field(
-        None, description="float, or base64 of little-endian float32."
-    )
-    dimensions: Integer | None = Field(
-        None, ge=1, description="Numbers per vector, one of those that the model was trained for."
-    )
-    user: str | None = Field(None, description="Ignored.")
-    input_type: Role | None = Field(
-        None, description="Selects the prompt and overrides the model's suffix; default: passage."
-    )
-    truncate: bool | None = Field(
-        None, description="Truncate texts that exceed the model's maximum length."
-    )
+    encoding_format: Literal["float", "base64"] | None = None
+    "float, or base64 of little-endian float32."
+    dimensions: Integer | None = Field(None, ge=1)
+    "Numbers per vector, one of those that the model was trained for."
+    user: str | None = None
+    "Ignored."
+    input_type: Role | None = None
+    "Selects the prompt and overrides the model's suffix; default: passage."
+    truncate: bool | None = None
+    "Truncate texts that exceed the model's maximum length."
 
 
 class SearchRequest(RequestModel):
     """A search of the index."""
 
     query: Query
-    mode: Literal["hybrid", "dense", "lexical"] = Field(
-        "hybrid", description="Rank by vectors (dense), by words (lexical) or by both."
-    )
-    fusion: Literal["score", "rank"] = Field(
-        "score", description="How hybrid search combines both: by score, or by rank (RRF)."
-    )
-    rerank: Rerank | None = Field(
-        None, description="Re-rank the first results by token vectors, if the index keeps them."
-    )
+    mode: Literal["hybrid", "dense", "lexical"] = "hybrid"
+    "Rank by vectors (dense), by words (lexical) or by both."
+    fusion: Literal["score", "rank"] = "score"
+    "How hybrid search combines both: by score, or by rank (RRF)."
+    rerank: Rerank | None = None
+    "Re-rank the first results by token vectors, if the index keeps them."
     where: Annotated[dict[str, Any] | None, BeforeValidator(_no_sql)] = Field(
-        None,
-        description="Filter by columns of /v1/index. Operators: eq, ne, gt, gte, lt, lte, in, "
-        'not_in; of text, prefix and contains; "and", "or" and "not" combine filters.',
-        examples=[{"year": {"gt": 2020}, "lang": "en"}],
+        None, examples=[{"year": {"gt": 2020}, "lang": "en"}]
     )
-    folder: str = Field("", description="Only documents in this folder, or this file.")
-    since: str = Field("", description="Of this date or later: 2024, 2024-05 or 2024-05-31.")
-    until: str = Field("", description="Of this date or earlier.")
-    type: str = Field("", description="Whose files have this ending: pdf; or one of: pdf,docx.")
-    language: str = Field("", description="In this language: en; or one of: en,de.")
-    title: str = Field("", description="With this in their title, in any case.")
-    k: Integer = Field(10, ge=1, le=100, description="Maximum number of results.")
-    min_score: float | None = Field(None, description="Leave out documents of a lower score.")
-    explain: bool = Field(False, description="Say what words and vectors gave each result.")
-    marked: bool = Field(False, description="Give all of each passage as it is shown, marked.")
+    """Filter by columns of /v1/index. Operators: eq, ne, gt, gte, lt, lte, in, not_in; of text,
+    prefix and contains; "and", "or" and "not" combine filters."""
+    folder: str = ""
+    "Only documents in this folder, or this file."
+    since: str = ""
+    "Of this date or later: 2024, 2024-05 or 2024-05-31."
+    until: str = ""
+    "Of this date or earlier."
+    type: str = ""
+    "Whose files have this ending: pdf; or one of: pdf,docx."
+    language: str = ""
+    "In this language: en; or one of: en,de."
+    title: str = ""
+    "With this in their title, in any case."
+    k: Integer = Field(10, ge=1, le=100)
+    "Maximum number of results."
+    min_score: float | None = None
+    "Leave out documents with a lower score."
+    explain: bool = False
+    "Add the parts of each score: words, vectors, tokens."
+    marked: bool = False
+    "Also return each whole passage as it is shown, with its highlights."
 
     def options(self) -> dict[str, Any]:
         """The options of ``Index.search``, by their names."""
@@ -141,36 +135,39 @@ class SearchRequest(RequestModel):
         return given | {"where": narrow.and_also(self.where)}
 
 
-class SearchParameters(SearchRequest):
+class SearchParameters(SearchRequest, strict=False):
     """The same as parameters of an address; ``where`` is JSON."""
-
-    model_config = ConfigDict(strict=False)
 
     where: Annotated[dict[str, Any] | None, BeforeValidator(_from_json)] = None
 
 
 class RerankRequest(RequestModel):
-    """A query and texts to rank by it."""
+    """A query, and texts to rank by it."""
 
     query: Query
     documents: list[Text] = Field(min_length=1)
-    model: str | None = Field(None, description="A name from /v1/models.")
-    top_n: Integer | None = Field(None, ge=1, description="Maximum number of results.")
-    return_documents: bool = Field(False, description="Repeat the texts.")
+    model: str | None = None
+    "A name from /v1/models."
+    top_n: Integer | None = Field(None, ge=1)
+    "Maximum number of results."
+    return_documents: bool = False
+    "Return the texts too."
 
 
-class AnswerModel(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class AnswerModel(BaseModel, extra="forbid", use_attribute_docstrings=True):
+    """The body of an answer."""
 
 
 class Embedding(AnswerModel):
     object: Literal["embedding"]
     index: int
-    embedding: list[float] | str = Field(description="A unit vector, or base64 of its float32.")
+    embedding: list[float] | str
+    "A unit vector, or base64 of its float32."
 
 
 class Usage(AnswerModel):
-    prompt_tokens: int = Field(description="Tokens that the model read, with prompts.")
+    prompt_tokens: int
+    "Tokens that the model read, with prompts."
     total_tokens: int
 
 
@@ -199,11 +196,15 @@ class DocumentText(AnswerModel):
     id: str
     title: str
     date: str | None
-    path: str | None = Field(description="Its file, on a server that answers its own machine only.")
-    file: str | None = Field(description="The address of its file, likewise.")
-    chunks: int = Field(description="How many passages it has.")
+    path: str | None
+    "Its file, if the server answers only its own machine."
+    file: str | None
+    "The address of its file, under the same condition."
+    chunks: int
+    "The number of its passages."
     passages: list[Passage]
-    note: str | None = Field(description="Whether its file has changed since, or is gone.")
+    note: str | None
+    "Whether its file has changed since, or is gone."
 
 
 class RerankedDocument(AnswerModel):
@@ -211,8 +212,10 @@ class RerankedDocument(AnswerModel):
 
 
 class RerankResult(AnswerModel):
-    index: int = Field(description="Place of the document in the request, from 0.")
-    relevance_score: float = Field(description="Comparable within this request only.")
+    index: int
+    "Place of the document in the request, from 0."
+    relevance_score: float
+    "Comparable within this request only."
     document: RerankedDocument | None = None
 
 
@@ -226,16 +229,19 @@ class IndexInfo(AnswerModel):
     """The index that is served."""
 
     object: Literal["index"] = "index"
-    name: str = Field(description="What the documents are called.")
+    name: str
+    "Name of the documents."
     model: str
     documents: int
     passages: int
-    updated: datetime = Field(
-        description="When it was made, changed, or brought in step with its files last."
-    )
-    columns: dict[str, str] = Field(description="Columns for filters, and their types.")
-    tokens: bool = Field(description='Whether "rerank": "late-interaction" is available.')
-    rerank: Rerank = Field(description="How a search that says nothing is re-ranked.")
+    updated: datetime
+    "When it was last made, changed, or synchronised with its files."
+    columns: dict[str, str]
+    "Columns for filters, and their types."
+    tokens: bool
+    'Whether "rerank": "late-interaction" is available.'
+    rerank: Rerank
+    "Whether searches that do not set rerank are re-ranked."
 
 
 class Model(AnswerModel):
