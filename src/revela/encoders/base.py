@@ -123,7 +123,9 @@ class TextEncoder(ABC):
             found.append(QueryTokens(vector_D, tokens_TW, spans))
         return found
 
-    def fitted(self, heads: Sequence[str], texts: Sequence[str], part: int = 1) -> list[list[str]]:
+    def cut_to_fit(
+        self, heads: Sequence[str], texts: Sequence[str], part: int = 1
+    ) -> list[list[str]]:
         """Cut each passage into pieces that, with its head (a title), fit into 1 / ``part`` of the
         tokens that the model reads.
         """
@@ -194,10 +196,9 @@ class TextEncoder(ABC):
         def read(texts: Sequence[str]) -> Features:
             return self.tokenize(self._readable(texts), role)
 
-        shown = tqdm(
+        with tqdm(
             total=len(texts), unit="text", disable=not progress, delay=SHOWN_AFTER, leave=False
-        )
-        with shown:
+        ) as shown:
             for rows, features in batches_by_length(texts, read, self.batch_tokens, self.limit):
                 vectors_BD, tokens_BLW = self.encode_batch(features, role, tokens is not None)
                 if vectors_ND is None:

