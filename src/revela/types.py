@@ -180,7 +180,7 @@ ANSWERS: dict[Answer | None, str] = {
     "perhaps": "perhaps",
     "unlikely": "probably no answer in these documents",
     "elsewhere": "probably no answer: these documents are about other things",
-    None: "not known whether these answer it",
+    None: "confidence unknown",
 }
 SURE, PERHAPS = 0.5, 0.04  # an answer needs a higher confidence than this
 
@@ -219,7 +219,7 @@ class Hit:
 
 
 class Hits(list[Hit]):
-    """Results of a search, best first. ``notice`` says what else there is to know of them."""
+    """Results of a search, best first, with a ``notice`` for the user; "" for none."""
 
     notice = ""
 

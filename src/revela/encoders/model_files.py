@@ -73,7 +73,7 @@ def find_folder(name: str) -> Path:
         return embedded_folder(name)
     if name.startswith(NEW):
         raise RevelaError(
-            f"{name} only exists once --method dwell-spans has trained it: give the run's folder"
+            f"{name} is made by revela train --method dwell-spans: give the folder of that run"
         )
     if name.startswith("embedded:"):
         raise RevelaError(f"{name} is not embedded: there are {' and '.join(EMBEDDED)}")
