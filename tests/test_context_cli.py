@@ -15,6 +15,7 @@ from conftest import SLOTS, live, make_rows
 from revela.encoders.load import load_encoder
 from revela.evaluation.collection import load_collection
 from revela.evaluation.evaluate import outcomes
+from revela.evaluation.metrics import mean_scores
 from revela.text.load import read_corpus
 from revela.training.judge import judge_on
 from revela.training.retriever.context import draw_documents
@@ -106,7 +107,7 @@ def test_a_judge_reads_in_the_context_of_each_collection(contextual, tmp_path):
     collection = load_collection(folder)
     documents = [Document(str(i), text) for i, text in enumerate(collection.documents)]
     reader = encoder.in_context(draw_documents(documents, SLOTS, 0, 120))
-    wanted, other = (outcomes(collection, {"m": e})["m"].means() for e in (reader, encoder))
+    wanted, other = (mean_scores(outcomes(collection, {"m": e})["m"]) for e in (reader, encoder))
     assert judged == {"one": pytest.approx(wanted["ndcg@10"])} and wanted != other
     start = json.loads((tmp_path / "start-scores.json").read_text())["one"]["start"]
     assert start["means"] == pytest.approx(wanted) and len(start["queries"]) == 20

@@ -72,6 +72,7 @@ for name in revela.__all__:
 """
 # Modules that need an extra at import, with all that is in them.
 EXTRAS = ("revela.training.", "revela.evaluation.mteb", "revela.cli.recipe_flags")
+EXTRAS += ("revela.encoders.torch_", "revela.encoders.graph_export")
 EXTRAS += tuple(f"revela.cli.{verb}" for verb in (*TRAINING_VERBS, "fit"))
 
 

@@ -106,7 +106,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 DISK_ERRORS = [
     (FULL, r"scores\.json cannot be written \(no space left on device\): make room there"),
     (ValueError("I/O error: No space left on device (os error 28)"), "make room there"),
-    (OSError(errno.EROFS, "x"), r"\(read-only file system\): let this user read and"),
+    (OSError(errno.EROFS, "x"), r"\(read-only file system\): give this user access"),
     (PermissionError(errno.EACCES, "x", "/else/where"), r"/else/where cannot be used"),
     (FileNotFoundError(errno.ENOENT, "x"), r"scores\.json cannot be used \(no such file"),
 ]

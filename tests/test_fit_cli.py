@@ -78,7 +78,7 @@ def test_python_fits_as_the_command_does(succeeds, corpus_file, tiny_lm_folder, 
     succeeds("fit", corpus_file, *model, *flags)
     vectors = SentenceTransformer(str(tmp_path / "two")).encode_query(texts)
     np.testing.assert_allclose(fitted.encode_queries(texts), vectors, atol=1e-5)
-    with pytest.raises(RevelaError, match="a fit reads no setting max_minutes: give some of text_"):
+    with pytest.raises(RevelaError, match="a fit does not take max_minutes: it takes text_"):
         Retriever.fit(corpus_file, tmp_path / "three", model=tiny_lm_folder, max_minutes=5)
 
 

@@ -143,8 +143,8 @@ def test_scores_on_a_collection(saved_retriever, keep):
         Collection("made up", *parts, qrels), {"tiny": encoder}, rerank="late-interaction"
     )
     record: Record = {}
-    for system, outcome in found.items():
-        record[system] = _short(scores["ndcg@10"] for scores in outcome.scores.values())
+    for system, queries in found.items():
+        record[system] = _short(scores["ndcg@10"] for scores in queries.values())
     keep("scores", record)
 
 

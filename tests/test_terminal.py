@@ -51,7 +51,7 @@ def test_it_is_said_whether_the_first_hit_answers(capsys):
         first = Hit("a", 0.5, "", "text", confidence=confidence)
         printing.print_answer(Hits([first, Hit("b", 0.1, "", "")]).answer)
     said = ["sure:", "perhaps:", "probably no answer in these documents:"]
-    said.append("not known whether these answer it:")
+    said.append("confidence unknown:")
     assert capsys.readouterr().out.splitlines() == said
 
 

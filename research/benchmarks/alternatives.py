@@ -34,7 +34,7 @@ from research.benchmarks.options import (
 from revela import Retriever
 from revela.encoders.default_model import suited_model
 from revela.evaluation.collection import load_collection
-from revela.evaluation.metrics import Outcome
+from revela.evaluation.metrics import mean_scores, per_query
 from revela.text.load import read_corpus
 from revela.types import evenly_spaced
 
@@ -97,7 +97,7 @@ def scores_of(folder: Path, queries: int) -> dict[str, float]:
             ids = [i for i in ids if i != query or query not in collection.among_documents]
             run[query] = {document: -float(place) for place, document in enumerate(ids[:10])}
         qrels = {query: collection.qrels[query] for query in run}
-        scores[name] = Outcome.of(qrels, run).means()["ndcg@10"]
+        scores[name] = mean_scores(per_query(qrels, run))["ndcg@10"]
     return scores
 
 

@@ -36,6 +36,7 @@ from revela.encoders.load import resolve
 from revela.evaluation.collection import load_collection
 from revela.evaluation.evaluate import outcomes
 from revela.evaluation.label_free import HeldOutCheck, tasks, with_bm25
+from revela.evaluation.metrics import mean_scores
 from revela.text.analyzer import detect
 from revela.text.load import read_corpus, split_held_out
 from revela.text.spool import arrow_list
@@ -91,7 +92,8 @@ def row_of(folder: Path) -> Row:
             free[system] = {task: list(scores_Q) for task, scores_Q in tasks_of.items()}
         found = outcomes(part, {name: encoder})
         judged |= {
-            system: found[system].means()["ndcg@10"] for system in (BM25, name, with_bm25(name))
+            system: mean_scores(found[system])["ndcg@10"]
+            for system in (BM25, name, with_bm25(name))
         }
         seconds[name] = time.process_time() - begun
     return {"free": free, "judged": judged, "seconds": seconds}

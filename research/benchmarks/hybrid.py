@@ -29,6 +29,7 @@ from revela.encoders.base import Encoded, Features, TextEncoder
 from revela.encoders.load import load_encoder, resolve
 from revela.evaluation.collection import Collection, load_collection
 from revela.evaluation.evaluate import outcomes
+from revela.evaluation.metrics import mean_scores
 from revela.ranking.late_interaction import encode_packed
 from revela.training.fit import FitOptions, fit
 from revela.training.recipe import Recipe
@@ -145,8 +146,8 @@ def main() -> None:
         kept = kept_of(folder, collection, arguments)
         rerank = "none" if arguments.no_tokens else "late-interaction"
         found = outcomes(collection, {"it": kept}, rerank=rerank)
-        bm25 = found["BM25"].means()["ndcg@10"]
-        scores = [found[system].means()["ndcg@10"] for system in columns.values()]
+        bm25 = mean_scores(found["BM25"])["ndcg@10"]
+        scores = [mean_scores(found[system])["ndcg@10"] for system in columns.values()]
         dense, by_rank, by_score, *_ = scores
         rows.append([bm25, *scores, by_score - by_rank, by_score - max(bm25, dense)])
         print_cells(name, rows[-1])

@@ -20,7 +20,7 @@ from research.benchmarks.options import (
 )
 from revela.encoders.load import load_encoder, resolve
 from revela.evaluation.collection import load_collection
-from revela.evaluation.metrics import Outcome
+from revela.evaluation.metrics import mean_scores, per_query
 from revela.ranking.exact import rankings_of, top_k
 from revela.types import Precision
 
@@ -48,7 +48,7 @@ def main() -> None:
                 query: {part.document_ids[i]: score for i, score in found.items()}
                 for query, found in zip(part.query_ids, nearest, strict=True)
             }
-            scores.append(Outcome.of(part.qrels, run).means()["ndcg@10"])
+            scores.append(mean_scores(per_query(part.qrels, run))["ndcg@10"])
         bf16, int8 = ((other * passages[0]).sum(axis=1) for other in passages[1:])
         rows.append([*scores, float(bf16.mean()), float(int8.mean()), float(int8.min())])
         print_cells(name, rows[-1], digits=4)

@@ -32,7 +32,7 @@ from research.benchmarks.options import (
 )
 from revela.cli.index import index as make_index
 from revela.evaluation.collection import load_collection
-from revela.evaluation.metrics import Outcome
+from revela.evaluation.metrics import mean_scores, per_query
 from revela.searching.index import Index
 from revela.searching.manifest import Indexing
 from revela.searching.state import read_info
@@ -74,7 +74,7 @@ def scores_of(folder: Path, model: str | None, out: Path, queries: int) -> dict[
             found = [hit.id for hit in hits if hit.id not in itself][:K]
             runs[way][name] = {document: -place for place, document in enumerate(found)}
     qrels = {name: collection.qrels[name] for name in runs["BM25"]}
-    return {way: Outcome.of(qrels, run).means()["ndcg@10"] for way, run in runs.items()}
+    return {way: mean_scores(per_query(qrels, run))["ndcg@10"] for way, run in runs.items()}
 
 
 def index_of(folder: Path, model: str | None, out: Path) -> Index:

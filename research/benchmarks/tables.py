@@ -25,6 +25,7 @@ from research.benchmarks.options import (
 from revela.encoders.load import resolve
 from revela.evaluation.collection import load_collection
 from revela.evaluation.evaluate import outcomes
+from revela.evaluation.metrics import mean_scores
 from revela.text.analyzer import Analyzer
 from revela.text.load import read_corpus
 from revela.training.retriever.static_from_words import build_word_table
@@ -45,7 +46,8 @@ def scores_of(folder: Path, model: Path, seed: int) -> dict[str, float]:
     done = time.perf_counter(), time.process_time()
     encoders = {"begun": table.encoder(), "trained": trained.encoder()}
     found = {
-        name: outcome.means()["ndcg@10"] for name, outcome in outcomes(collection, encoders).items()
+        name: mean_scores(scores)["ndcg@10"]
+        for name, scores in outcomes(collection, encoders).items()
     }
     return found | {
         "words": float(len(table.stem_V)),

@@ -2,7 +2,7 @@
 methods of five papers (Revela, DREAM, REPLUG, CDE, Dwell in the Beginning), and searches your
 own text with them.
 
-The public names are imported when they are first used: ``import revela`` costs nothing.
+Public names are imported on first use, so ``import revela`` is fast.
 
 Example:
     >>> from revela import Index, Retriever
@@ -16,40 +16,29 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-# torch's OpenMP threads spin while they wait, by default for 300,000 rounds, which makes a step
-# several times slower when other processes need the cores. 1,000 rounds would make it half as slow
-# again on an idle machine. libgomp reads the variable when torch is imported, and child processes
-# inherit it.
+# torch's OpenMP threads spin while they wait, by default for 300,000 rounds, which makes a training
+# step several times slower when other processes need the cores. With 1,000 rounds a step takes half
+# as long again on an idle machine. libgomp reads the variable when torch is imported, and child
+# processes inherit it.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 if TYPE_CHECKING:
-    from revela.api import Retriever, compare, evaluate, train
-    from revela.errors import RevelaError
-    from revela.ranking.rerank_texts import rerank
-    from revela.searching.folder_index import search
-    from revela.searching.index import Index
-    from revela.training.evaluator import LabelFreeEvaluator
-    from revela.training.retriever.fit import fit
-    from revela.types import Document, Hit
+    from revela.api import Retriever as Retriever
+    from revela.api import compare as compare
+    from revela.api import evaluate as evaluate
+    from revela.api import train as train
+    from revela.errors import RevelaError as RevelaError
+    from revela.ranking.rerank_texts import rerank as rerank
+    from revela.searching.folder_index import search as search
+    from revela.searching.index import Index as Index
+    from revela.training.evaluator import LabelFreeEvaluator as LabelFreeEvaluator
+    from revela.training.retriever.fit import fit as fit
+    from revela.types import Document as Document
+    from revela.types import Hit as Hit
 
 __version__ = "0.1.0"
-__all__ = [
-    "Document",
-    "Hit",
-    "Index",
-    "LabelFreeEvaluator",
-    "Retriever",
-    "RevelaError",
-    "__version__",
-    "compare",
-    "evaluate",
-    "fit",
-    "rerank",
-    "search",
-    "train",
-]
-
+# The public names, and the modules that define them.
 _HOMES = {
     "Retriever": "api",
     "compare": "api",
@@ -64,6 +53,7 @@ _HOMES = {
     "Document": "types",
     "Hit": "types",
 }
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The entry of the command line, which imports it: Ctrl-C is silent meanwhile, too."""
+"""The entry point of the command line. Ctrl-C is silent even while it is being imported."""
 
 
 def main() -> None:

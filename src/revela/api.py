@@ -1,5 +1,5 @@
-"""``Retriever``: fit or load a retriever, encode, and make and open indexes with it; ``train``; and
-``evaluate``, for models and indexes.
+"""The library's main functions: ``Retriever`` (fit or load a retriever, encode, make and open
+indexes), ``train``, ``compare`` and ``evaluate``.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class Retriever:
         Args:
             corpus, out: as for ``train``.
             model: the language model: a hub id, a folder or embedded:smollm2-135m.
-            static: make a table of word vectors, without any layer.
+            static: make a table of word vectors, without layers.
             steps: training steps of the table, or of the lexical half; None: by the size of the
-                corpus, 0: none.
+                corpus; 0: none.
             settings: any of ``fit.FITTED_BY``, by its flag's name (docs/command-line.md).
 
         Examples:
@@ -87,9 +87,7 @@ class Retriever:
             from revela.training.fit import FITTED_BY, FitOptions, fit
             from revela.training.recipe import Recipe
         if unread := settings.keys() - set(FITTED_BY):
-            raise RevelaError(
-                f"a fit reads no setting {min(unread)}: give some of {', '.join(FITTED_BY)}"
-            )
+            raise RevelaError(f"a fit does not take {min(unread)}: it takes {', '.join(FITTED_BY)}")
         recipe = Recipe.of(model=str(model), **settings)
         fit(sources_of(corpus), Path(out), recipe, FitOptions(static, steps))
         return cls(out, recipe.training.precision)
@@ -103,7 +101,7 @@ class Retriever:
         return self.encoder.encode_queries(list(items_of(texts, "texts")))
 
     def encode_passages(self, texts: Iterable[str]) -> Vectors:
-        """``encode_queries``, but as passages. Their dot products with queries are cosines."""
+        """Encode texts as passages. Dot products of queries and passages are cosines."""
         return self.encoder.encode_passages(list(items_of(texts, "texts")))
 
     def index(
@@ -115,11 +113,12 @@ class Retriever:
         keep_tokens: bool = Indexing.keep_tokens,
         language: str = Indexing.language,
     ) -> Index:
-        """Make an index of documents in a new folder. The same call resumes a killed run.
+        """Make an index of documents in a new folder. If it is killed, the same call resumes it.
 
         Args:
-            documents: texts, numbered from 0 as ids, or ``Document``s. Empty ones are left out.
-            folder: for the index.
+            documents: texts, whose ids are numbers from 0, or ``Document``s. Empty ones are left
+                out.
+            folder: the index's folder.
             metadata: fields of the documents' ``metadata`` that searches can filter by.
             chunk_words: maximum words per chunk.
             keep_tokens: keep token vectors, so that re-ranking takes milliseconds.
@@ -137,9 +136,7 @@ class Retriever:
         )
         rows = arrow_list(Document, (row for row in numbered if row.full_text.strip()))
         if not rows:
-            raise RevelaError(
-                "there is nothing to index: give texts or documents with words in them"
-            )
+            raise RevelaError("nothing to index: give texts or documents with words in them")
         settings = Indexing(chunk_words=chunk_words, keep_tokens=keep_tokens, language=language)
         columns = metadata_columns(rows, metadata)
         index = Index.create(
@@ -167,21 +164,21 @@ def train(
     up ``logging``, which then gets them.
 
     Args:
-        corpus: one path (a folder, a file, a folder of groups) or name of the hub (hub:owner/name),
-            as a string or Path; or a list of texts, ``Document``s and Paths, in which a string is a
-            text; or a ``datasets.Dataset``, with the columns that ``text_field`` and
-            ``title_field`` name and, if it has one, a column id. Copies and near-duplicates are
-            dropped, and documents held out for the check, as of files.
+        corpus: a path (a folder, a file, a folder of groups) or a dataset of the hub
+            (hub:owner/name), as a string or Path; or a list of texts, ``Document``s and Paths, in
+            which a string is a text; or a ``datasets.Dataset``, with the columns that
+            ``text_field`` and ``title_field`` name and, if it has one, a column id. Copies and
+            near-duplicates are dropped, and documents are held out for the check.
         out: a folder for the retriever.
         method: a preset or a method by name, FILE.py:Class, or an instance of a method of your own
             (docs/train.md).
-        resume: start, continue the run in ``out`` from its last checkpoint, on the same corpus, or
-            extend a finished run to a higher limit.
+        resume: continue the run in ``out``, if there is one, from its last checkpoint, on the same
+            corpus; or extend a finished run to a higher limit.
         overwrite: replace the run in ``out``.
         settings: any setting by its flag's name (docs/command-line.md).
 
     Returns:
-        What happened, the scores and the curve. ``Retriever(result.path)`` opens the retriever.
+        A report, the scores and the curve. ``Retriever(result.path)`` opens the retriever.
 
     Examples:
         >>> result = train("docs/", "my-retriever", "replug", max_minutes=5)  # doctest: +SKIP
@@ -217,7 +214,7 @@ def compare(
             contrastive-crop.
         seeds: each method is trained with each of them.
         points: number of scores after the start.
-        processes: that train a run, by torchrun; 0: one for each GPU.
+        processes: processes per run, by torchrun; 0: one for each GPU.
         settings: any setting by its flag's name, for all runs.
 
     Returns:
@@ -287,11 +284,10 @@ def evaluate(
 def evaluations(
     models: Sequence[str | Path], on: Sequence[str | Path], options: EvalOptions
 ) -> Iterator[Evaluation]:
-    """``evaluate``, one collection at a time, with the outcome of every query."""
+    """``evaluate``, one collection at a time."""
     folders = [str(name) for name in models if is_index(Path(name))]
     if options.max_tokens is not None and folders:
-        about = f"{folders[0]}, as an index is searched as it is"
-        raise RevelaError(f"--max-tokens has no effect on {about}: leave it out, or give the model")
+        raise RevelaError(f"--max-tokens has no effect on the index {folders[0]}: give its model")
     precision, weight, prompts = options.precision, options.weight, options.prompts
     indexes = {
         name: Index.open(name, precision=precision, weight=weight, prompts=prompts)

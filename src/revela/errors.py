@@ -36,11 +36,6 @@ def first_line(error: BaseException) -> str:
     return f"{first} {rest[0].strip()}" if rest and first.endswith(":") else first
 
 
-def install_extra(name: str) -> str:
-    """The command that installs an extra. The package is not on PyPI."""
-    return f"pip install '.[{name}]' in a checkout of revela"
-
-
 @contextmanager
 def extra(name: str, purpose: str) -> Iterator[None]:
     """Import optional dependencies; a missing one is an error that names the extra to install.
@@ -60,4 +55,5 @@ def extra(name: str, purpose: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise RevelaError(f"{purpose} needs {error.name}: run {install_extra(name)}") from error
+        install = f"pip install '.[{name}]' in a checkout of revela"  # it is not on PyPI
+        raise RevelaError(f"{purpose} needs {error.name}: run {install}") from error

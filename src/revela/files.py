@@ -1,7 +1,7 @@
 """Atomic writes, locks of folders, and the cache folder.
 
-Files and folders are written under a temporary name, flushed and renamed, so that even a power cut
-leaves either the old or the new.
+Files and folders are written under a temporary name, flushed to the disk and renamed, so that even
+after a power cut there is either the old one or the new one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from revela.errors import RevelaError
 
 log = logging.getLogger(__name__)
 LOCK = ".lock"
-# Errors of a full disk; and with them those of a path without access.
+# Errors of a full disk; and these with the errors of a path that cannot be written to.
 ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 FULL_OR_CLOSED = ROOM | {
     *(errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST),
@@ -53,9 +53,9 @@ def disk_error(error: Exception, path: Path | str = "") -> str:
         error: an OSError, or a Rust library's error with an error number.
         path: what is written; "": the file that the error names, if any.
     """
-    told = OS_ERROR.search(str(error))
-    number = getattr(error, "errno", None) or (int(told[1]) if told else 0)
-    # Of what is written: a folder was made there meanwhile, or nothing can be made there.
+    found = OS_ERROR.search(str(error))
+    number = getattr(error, "errno", None) or (int(found[1]) if found else 0)
+    # With a path: another process has made a folder there, or nothing can be made there.
     if number not in FULL_OR_CLOSED and not (path and number in (errno.ENOTEMPTY, errno.ENOENT)):
         return ""
     named = getattr(error, "filename", None)
@@ -64,15 +64,13 @@ def disk_error(error: Exception, path: Path | str = "") -> str:
     why = os.strerror(number).lower()
     if number in ROOM:
         return f"{path} cannot be written ({why}): make room there, or give another place"
-    return (
-        f"{path} cannot be used ({why}): let this user read and write there, or give another place"
-    )
+    return f"{path} cannot be used ({why}): give this user access, or give another place"
 
 
 @contextmanager
 def writing(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Create a folder if necessary, and hold its lock. If another process holds the lock, ``wait``
-    for it, or raise RevelaError.
+    """Create a folder if necessary, and hold its lock. If another process holds the lock, wait for
+    it if ``wait``, else raise RevelaError.
     """
     from filelock import FileLock, Timeout
 
@@ -83,9 +81,7 @@ def writing(folder: Path, wait: bool = False) -> Iterator[None]:
         lock.acquire(blocking=False)
     except Timeout as error:
         if not wait:
-            raise RevelaError(
-                f"another process is writing to {folder}: wait until it is done"
-            ) from error
+            raise RevelaError(f"another process is writing to {folder}: try again later") from error
         log.info(f"another process is writing to {folder}: waiting until it is done")
         lock.acquire()
     try:
@@ -95,8 +91,8 @@ def writing(folder: Path, wait: bool = False) -> Iterator[None]:
 
 
 def check_free(out: Path, early: tuple[str, ...] = (), otherwise: str = "") -> None:
-    """Raise RevelaError if ``out`` exists, unless it is a folder with nothing but what a process
-    killed at its start leaves, names that begin with ``early``.
+    """Raise RevelaError if ``out`` exists, unless it is a folder with only what a process leaves
+    that is killed at its start: names that begin with ``early``.
     """
     if out.exists() and not (
         early and out.is_dir() and all(entry.name.startswith(early) for entry in out.iterdir())
@@ -151,7 +147,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def hidden_prefix(name: str) -> str:
-    """Prefix of the hidden folder for ``name``, of which 50 letters are used."""
+    """Prefix of the hidden folder for ``name``, cut to 50 characters."""
     return f".{name[:50]}-"
 
 
@@ -188,7 +184,7 @@ def _flush_one(path: Path) -> None:
 
 
 def make_readable(folder: Path) -> None:
-    """Give a folder's contents the modes of new files: safetensors writes for the owner only."""
+    """Give a folder's contents the modes of new files: safetensors lets only the owner read."""
     new = folder / ".new"
     new.mkdir()
     mode = stat.S_IMODE(new.stat().st_mode)
@@ -198,7 +194,7 @@ def make_readable(folder: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """The folder for files made from models: $REVELA_CACHE, or ~/.cache/revela."""
+    """The folder for files made from models and texts: $REVELA_CACHE, or ~/.cache/revela."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("REVELA_CACHE") or Path(home) / "revela")
 

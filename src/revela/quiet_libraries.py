@@ -1,4 +1,4 @@
-"""Silence the progress bars and warnings of libraries, and keep them from starting others."""
+"""Silence progress bars and warnings of libraries, and hide a package from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def silence_libraries() -> None:
-    """Turn off the bars and notices of libraries for the rest of the process, not their errors."""
+    """Turn off the progress bars and warnings of libraries for the rest of the process."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -27,7 +27,7 @@ def silence_libraries() -> None:
 
 @contextmanager
 def silence_warnings() -> Iterator[None]:
-    """While open, no warning is shown or logged; errors are."""
+    """While open, no warning is shown or logged."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -39,7 +39,7 @@ def silence_warnings() -> Iterator[None]:
 
 @contextmanager
 def without(package: str) -> Iterator[None]:
-    """While open, importing this package fails, as if it were not installed."""
+    """While open, importing this package fails as if it were not installed."""
     modules: dict[str, Any] = sys.modules
     imported = modules.pop(package, None)
     modules[package] = None

@@ -1,4 +1,4 @@
-"""What people read: the log, progress bars, and numbers and times in words."""
+"""Output for people: the log, progress bars, numbers and durations."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 SHOWN_AFTER = 5.0  # seconds
-# What a terminal obeys or cannot show, with what changes the order of text, and ends of lines.
+# Characters that control a terminal, that it cannot show, that reorder text or that end lines.
 CONTROL = "\x7f-\x9f\u2028-\u202e\u2066-\u206f"
 _UNPRINTABLE = re.compile(f"[\x00-\x1f{CONTROL}\ud800-\udfff]")
-MARKS = re.compile("[\u061c\u200e\u200f]")  # of the order of neighbours, in many texts
+MARKS = re.compile("[\u061c\u200e\u200f]")  # of text direction; common in right-to-left text
 
 
 def progress_bar(
     what: str, unit: str, items: Iterable[Any] | None = None, total: int | None = None
 ) -> tqdm[Any]:
-    """A bar that the first process shows after ``SHOWN_AFTER``, and removes at the end."""
+    """A progress bar, shown by the first process after ``SHOWN_AFTER`` and removed at the end."""
     from tqdm.auto import tqdm
 
     is_first = int(os.environ.get("RANK") or 0) == 0
@@ -31,7 +31,7 @@ def progress_bar(
 
 
 def duration(minutes: float) -> str:
-    """A time as a person reads it: in seconds below two minutes.
+    """A duration for messages, in seconds below two minutes.
 
     >>> duration(0.2), duration(2.5)
     ('12.0 seconds', '2.5 minutes')
@@ -40,7 +40,7 @@ def duration(minutes: float) -> str:
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """A number and what it counts, for messages; ``many`` is by default ``one`` with an s.
+    """A number with its noun, for messages; ``many``, the plural, is by default ``one`` with an s.
 
     >>> counted(1, "document"), counted(2000, "document is", "documents are")
     ('1 document', '2,000 documents are')
@@ -66,7 +66,7 @@ LOG_LINES = LogLines()
 
 
 def print_log(stream: Literal["stdout", "stderr"]) -> None:
-    """Print the package's log to one of the two streams from now on."""
+    """Print the package's log to this stream from now on."""
     LOG_LINES.stream = stream
     log = logging.getLogger("revela")
     log.setLevel(logging.INFO)
@@ -76,7 +76,7 @@ def print_log(stream: Literal["stdout", "stderr"]) -> None:
 
 @contextmanager
 def show_log() -> Iterator[None]:
-    """Print the package's log while open, unless the program has handlers for it."""
+    """Print the package's log while open, unless the program has set up handlers for it."""
     log = logging.getLogger("revela")
     with ExitStack() as stack:
         if not log.hasHandlers():
@@ -87,5 +87,5 @@ def show_log() -> Iterator[None]:
 
 
 def printable(text: str) -> str:
-    """Untrusted text without characters that control the terminal."""
+    """Untrusted text, without characters that control the terminal."""
     return _UNPRINTABLE.sub("\ufffd", MARKS.sub("", text))

@@ -56,7 +56,7 @@ def fp32(numbers: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def shortened(vectors_ND: Vectors, width: int) -> Vectors:
-    """The first ``width`` dimensions, normalised again, (N, W); all of them for 0."""
+    """Vectors cut to ``width`` dimensions and normalised, (N, W); unchanged if ``width`` is 0."""
     if not 0 < width < vectors_ND.shape[1]:
         return vectors_ND
     return unit(vectors_ND[:, :width])
@@ -88,7 +88,7 @@ class Document:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text has no surrogates. (JSON may have half of a pair, escaped.)"""
+    """Whether a text has no surrogates. (JSON may hold half of a pair, escaped.)"""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -97,7 +97,7 @@ def is_unicode(text: str) -> bool:
 
 
 def check_unicode(text: object, what: str, param: str = "") -> None:
-    """Raise QueryError for what is not a string, or has half of a surrogate pair, which cannot be
+    """Raise QueryError if this is not a string, or has half of a surrogate pair, which cannot be
     encoded.
     """
     if not isinstance(text, str):
@@ -107,8 +107,8 @@ def check_unicode(text: object, what: str, param: str = "") -> None:
 
 
 def items_of(given: Iterable[T], name: str, kinds: type | tuple[type, ...] = str) -> Iterator[T]:
-    """Iterate over the items of an argument, once and in their order: of a list, a generator, a
-    column of a data frame.
+    """Iterate once, in order, over the items of an argument: a list, a generator, or a column of a
+    data frame.
 
     Args:
         given: the argument.
@@ -116,24 +116,21 @@ def items_of(given: Iterable[T], name: str, kinds: type | tuple[type, ...] = str
         kinds: what each item must be an instance of.
 
     Raises:
-        RevelaError: it is one text, which Python would iterate by letters, or a whole table, a
-            mapping or a set; or an item is of another kind, such as a missing value.
+        RevelaError: it is one text, which Python would iterate by characters, a table, a mapping or
+            a set; or an item is of another kind, such as a missing value.
 
     Example:
         >>> items_of("hello", "texts")
         Traceback (most recent call last):
-        revela.errors.RevelaError: texts is a list, and one text is given: put it in brackets, [...]
+        revela.errors.RevelaError: texts must be a list (got a str): give a list, such as [item]
         >>> list(items_of(["hello", None], "texts"))
         Traceback (most recent call last):
         revela.errors.QueryError: texts[1] is None, not a string: give a string
     """
-    if isinstance(given, str | bytes | Document):
-        what = "document" if isinstance(given, Document) else "text"
-        raise RevelaError(f"{name} is a list, and one {what} is given: put it in brackets, [...]")
-    is_table = isinstance(given, Mapping | Set) or hasattr(given, "columns")
-    if is_table or not hasattr(given, "__iter__"):
+    is_one = isinstance(given, str | bytes | Document | Mapping | Set) or hasattr(given, "columns")
+    if is_one or not hasattr(given, "__iter__"):
         kind = type(given).__name__
-        raise RevelaError(f"{name} must be a list, and a {kind} is given: give a list of items")
+        raise RevelaError(f"{name} must be a list (got a {kind}): give a list, such as [item]")
 
     def checked() -> Iterator[T]:
         for i, item in enumerate(given):
@@ -183,7 +180,7 @@ ANSWERS: dict[Answer | None, str] = {
     "perhaps": "perhaps",
     "unlikely": "probably no answer in these documents",
     "elsewhere": "probably no answer: these documents are about other things",
-    None: "not known whether these answer it",
+    None: "confidence unknown",
 }
 SURE, PERHAPS = 0.5, 0.04  # an answer needs a higher confidence than this
 
@@ -222,7 +219,7 @@ class Hit:
 
 
 class Hits(list[Hit]):
-    """Results of a search, best first. ``notice`` says what else there is to know of them."""
+    """Results of a search, best first, with a ``notice`` for the user; "" for none."""
 
     notice = ""
 

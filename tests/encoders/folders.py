@@ -318,7 +318,7 @@ KINDS: dict[str, Make] = {
 DAMAGED: dict[str, tuple[Make, str]] = {
     "weights in Git LFS": (
         functools.partial(damaged, file="model.safetensors", content=LFS),
-        r"model\.safetensors is a Git-LFS pointer in place of the file: run git lfs pull",
+        r"model\.safetensors is a Git-LFS pointer: run git lfs pull",
     ),
     **{
         f"torn {file}": (

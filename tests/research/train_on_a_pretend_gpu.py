@@ -115,8 +115,8 @@ def used(folder: Path, out: Path) -> dict[str, Any]:
         "devices": sorted({p.device.type for p in retriever.encoder.model.parameters()}),
         "hits": [[hit.id, hit.score] for hit in hits],
         "scores": {
-            system: [scores["ndcg@10"] for scores in outcome.scores.values()]
-            for system, outcome in found.items()
+            system: [scores["ndcg@10"] for scores in queries.values()]
+            for system, queries in found.items()
         },
     }
 

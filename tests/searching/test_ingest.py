@@ -78,7 +78,7 @@ def test_ids_may_hold_quotes_and_a_title_may_stand_alone(tmp_path):
 class FewWords(Letters):
     """Reads six words of a passage."""
 
-    def fitted(self, heads, texts, part=1):
+    def cut_to_fit(self, heads, texts, part=1):
         size = 6 // part
         room = [size - len(head.split()) for head in heads]
         return [
@@ -90,7 +90,7 @@ class FewWords(Letters):
 class TwoWords(Letters):
     """Reads two words of a passage."""
 
-    def fitted(self, heads, texts, part=1):
+    def cut_to_fit(self, heads, texts, part=1):
         return [re.findall(r"\s*\S+\s+\S+\s*|\s*\S+\s*", text) or [""] for text in texts]
 
 

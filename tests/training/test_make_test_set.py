@@ -138,7 +138,7 @@ def test_an_index_and_a_run_are_scored_as_they_are(succeeds, index, tmp_path):
     (tmp_path / "my.trec").write_text("q1 Q0 d0 1 2.5 me\nq2 Q0 d5 1 9 me\nq2 Q0 d1 2 8 me\n")
     scores = tmp_path / "scores.json"
     said = succeeds("eval", index, tmp_path / "my.trec", f"--on {folder} --json {scores}")
-    assert "my.trec lacks 1 queries of set, which count as 0" in said
+    assert "my.trec lacks 1 query of set, scored as 0" in said
     found = json.loads(scores.read_text())["set"]
     assert [found[name]["means"]["mrr@10"] for name in ("index", "my.trec")] == [1.0, 0.5]
     assert found["my.trec"]["p"].keys() == {"BM25", "index"}
@@ -149,11 +149,11 @@ RUN = "q1 Q0 d0 1 2.5 me\n"
 
 BAD_RUNS = [
     ("", "r.trec is empty: give a TREC run, a model or an index"),
-    (f"{RUN}q1 Q0 d1\n", "r.trec:2 is no line of a TREC run, which has six columns"),
-    ("q1 Q0 d0 1 nan me\n", "r.trec:1 is no line of a TREC run"),
-    (RUN * 2, "r.trec:2 names d0 for q1 a second time: give each system a file"),
-    ("x Q0 d0 1 2.5 me\n", "ranks no judged query of set: its queries are such as x"),
-    ("q1 Q0 no 1 2 me\n", "does not have the documents of set: its ids are such as no"),
+    (f"{RUN}q1 Q0 d1\n", "r.trec:2 is not a TREC run: give query-id Q0"),
+    ("q1 Q0 d0 1 nan me\n", "r.trec:1 is not a TREC run"),
+    (RUN * 2, "r.trec:2 ranks d0 for q1 again: give each system its own"),
+    ("x Q0 d0 1 2.5 me\n", "has queries such as x instead of q1: give a run of set"),
+    ("q1 Q0 no 1 2 me\n", "does not have the documents of set (it has ids such as no instead"),
 ]
 
 
@@ -170,7 +170,7 @@ def test_an_index_of_other_ids_is_refused(refused, index, tmp_path):
     rows = [{**row, "_id": f"docs/{row['_id']}"} for row in ROWS]
     folder = write_collection(tmp_path / "set", rows, QUERIES, {("q1", "docs/d0"): 1})
     err = refused("eval", index, f"--on {folder}")
-    assert "its ids are such as d0, those of set such as docs/d0; index the" in err
+    assert "it has ids such as d0 instead of docs/d0): index its corpus.jsonl" in err
 
 
 TWICE = '{"_id": "a", "text": "one"}\n{"_id": "a", "text": "two"}\n'

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from cyclopts import Parameter
 
@@ -29,7 +28,7 @@ def cache(
     Parameters
     ----------
     path:
-        Of a folder or a file, whose indices --clear removes.
+        A folder or file whose indices --clear removes.
     clear:
         Remove the indices of a path, or all.
     """
@@ -43,9 +42,8 @@ def cache(
     print_table("", ["path", "model", "size", "last use"], rows)
 
 
-@dataclass(frozen=True)
-class CachedIndex:
-    """An index in the cache: its text, its model, its bytes, and the time of its last use."""
+class CachedIndex(NamedTuple):
+    """An index in the cache: the path of its text, its model, its size and its last use."""
 
     folder: Path
     path: str
@@ -67,17 +65,17 @@ def cached_indices() -> Iterator[CachedIndex]:
 
 
 def clear_cache(path: str | Path | None = None) -> int:
-    """Remove a text's indices from the cache, or all indices; returns their bytes.
+    """Remove the indices of a path from the cache, or all indices; returns their bytes.
 
     Raises:
-        RevelaError: another process is writing to one, or the text has none.
+        RevelaError: another process is writing to one, or the path has none.
     """
     source = None if path is None else absolute(path)
     found = [cached for cached in cached_indices() if source in (None, cached.path)]
     if source and not found:
         raise RevelaError(f"the cache holds no index of {path}: revela cache lists what it holds")
     for cached in found:
-        # A process that follows the text, such as a server, locks only the index.
+        # A process that synchronises the index, such as a server, locks only the index itself.
         with writing(cached.folder.parent), writing(cached.folder, wait=True):
             remove_whole(cached.folder)
             choice_file(cached.path).unlink(missing_ok=True)

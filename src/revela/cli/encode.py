@@ -26,7 +26,7 @@ def encode(
     reading: Annotated[Reading, Flat] = READING,
     precision: Precision = "auto",
 ) -> None:
-    """Write chunks and their vectors to a file, of an index or of a corpus that needs none.
+    """Write the chunks of an index, or of a corpus without an index, and their vectors to a file.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def encode(
         NAME.parquet, with the columns id, chunk, title, text, line, page, date, type, language,
         those of metadata, and vector.
     model:
-        Of a corpus, the retriever: a Sentence-Transformers folder, a hub id or embedded:minilm-l6.
+        The retriever for a corpus: a Sentence-Transformers folder, a hub id or embedded:minilm-l6.
     chunk_words:
         Maximum words per chunk.
     dimensions:

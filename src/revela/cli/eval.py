@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from revela.evaluation.results import SystemScores
 
 
-CHANCE = 0.05  # p values of this or more count as chance
+CHANCE = 0.05  # differences with this p value or more may be chance
 
 
 @dataclass(frozen=True)
 class CandidateFlags:
-    """Documents that are ranked."""
+    """Which documents are ranked."""
 
     candidates: tuple[Path, ...] = ()
-    """With --on: a TREC run for each of its folders. Models and BM25 rank only what it finds for a
-    query."""
+    """With --on: a TREC run for each of its folders. Models and BM25 rank only the documents that
+    it has for a query."""
     depth: Annotated[int | None, Parameter(validator=validators.Number(gte=1))] = None
     "With --candidates: take this number of each query's best documents. [default: 1024]"
 
@@ -71,12 +71,12 @@ def eval(
         BEIR, NanoBEIR, CoIR, BRIGHT, "RTEB(eng, beta)" or another benchmark of mteb, or names of
         its tasks.
     text:
-        Files or folders of your own text, as for index. Halves of passages, titles, and docstrings
-        of code have to find what they belong to among held-out documents.
+        Files or folders of your own text, as for index. Queries are halves of passages, titles, and
+        docstrings of code, which should find what they belong to among held-out documents.
     out:
         Folder for results of --benchmark, in mteb's layout; finished tasks in it are not run again.
     language:
-        With --on and --text: language whose words BM25 stems, as for index; auto finds it.
+        With --on and --text: language whose words BM25 stems, as for index; auto detects it.
     weight:
         With --on: share of the vectors in the fusion with BM25, as for search.
     rerank:
@@ -95,8 +95,7 @@ def eval(
 
     if not on and not benchmark and not text:
         raise RevelaError(
-            "nothing to score on: give your own text with --text, judged folders with --on, or "
-            "--benchmark with names such as NanoBEIR or SciFact"
+            "nothing to score on: give --text (your own), --on (judged folders) or --benchmark"
         )
     if text and max_tokens is not None:
         raise RevelaError("--max-tokens has no effect on --text: leave it out, or give --on")
@@ -111,8 +110,7 @@ def eval(
 
         others = prompts.given, among.candidates, among.depth or EvalOptions.depth
         options = EvalOptions(rerank, max_tokens, precision, True, language, weight, runs, *others)
-        done = evaluations(model, on, options)
-        scores |= _print_evaluations(done)
+        scores |= _print_evaluations(evaluations(model, on, options))
     if benchmark:
         scores |= _run_benchmarks(model, benchmark, out, max_tokens, precision, prompts.given)
     if json_file is not None:
@@ -121,7 +119,7 @@ def eval(
 
 
 def _print_evaluations(evaluations: Iterator[Evaluation]) -> dict[str, dict[str, SystemScores]]:
-    """Print each evaluation as it is finished; the scores by collection and system."""
+    """Print each evaluation when it is finished; returns the scores by collection and system."""
     from revela.evaluation.metrics import METRICS
 
     results = {}
@@ -139,37 +137,34 @@ def _print_evaluations(evaluations: Iterator[Evaluation]) -> dict[str, dict[str,
         tested = [f"p, {name}" for name in evaluation.references]
         print_table(evaluation.name, ["system", main, "±", *others, *tested], rows)
     print(
-        "±: half the 95 % interval of nDCG@10 (Student's t over queries); p: of nDCG@10, "
-        "two-sided, by random signs"
+        "±: half the 95 % interval of nDCG@10 (Student's t over queries); p: two-sided "
+        "randomisation test of nDCG@10"
     )
     return results
 
 
 def _verdict(name: str, scores: Mapping[str, SystemScores]) -> str:
-    """What an evaluation has found, in a sentence."""
+    """The result of an evaluation in one sentence."""
     from revela.evaluation.significance import MEASURE
 
     best = max(scores, key=lambda system: scores[system].means[MEASURE])
-    value, words = scores[best].means[MEASURE], scores.get("BM25")
-    if words is None or best == "BM25":
-        than = "" if words is None else ": no system finds more than words alone"
-        return f"on {name} {best} has the highest nDCG@10, {value:.3f}{than}"
-    p = scores[best].p.get("BM25")
-    how = "more than chance explains" if p is not None and p < CHANCE else "which may be chance"
-    return (
-        f"on {name} {best} has the highest nDCG@10, {value:.3f}, where BM25 has "
-        f"{words.means[MEASURE]:.3f}: {how}"
-    )
+    value, words = (scores[system].means[MEASURE] for system in (best, "BM25"))
+    first = f"best on {name}: {best}, nDCG@10 {value:.3f}"
+    if best == "BM25":
+        return f"{first}: no system finds more than words alone"
+    p = scores[best].p["BM25"]
+    chance = "" if p < CHANCE else ", which may be chance"
+    return f"{first} (BM25 {words:.3f}; p {_p(p)}{chance})"
 
 
 def _advice(scores: Mapping[str, SystemScores], near: Sequence[str]) -> str:
-    """What the ranking of models on a text means, in a sentence."""
+    """The ranking of models on a text in one sentence."""
     best = next(iter(scores))
     if "BM25" in (best, *near):
-        return "in short: on this text no model is known to find more than words alone (BM25)"
+        return "in short: no model finds measurably more on this text than words alone (BM25)"
     if near:
-        return f"in short: {best} is first, and {', '.join(near)} may be as good: take the cheapest"
-    return f"in short: {best} finds most on this text, more than chance explains"
+        return f"in short: {best} is best, and {', '.join(near)} may be as good: take the cheapest"
+    return f"in short: {best} is best on this text"
 
 
 def _rank_on_text(
@@ -179,7 +174,7 @@ def _rank_on_text(
     precision: Precision,
     prompts: GivenPrompts,
 ) -> dict[str, dict[str, SystemScores]]:
-    """Rank models on a text without labels and print them; the scores by system."""
+    """Rank models on a text without labels and print them; returns the scores by system."""
     from revela.encoders.prompts import AUTO
     from revela.evaluation.significance import MEASURE
     from revela.text.analyzer import check_language
@@ -209,7 +204,7 @@ def _rank_on_text(
     print_table("without labels", ["system", MEASURE, "±", *tasks, "p, first"], rows)
     near = [name for name in others if scores[name].p[best] >= CHANCE]
     if any(system not in (BM25, *models) for system in scores if BM25 not in system):
-        print("make a fitted one by revela fit TEXT --model LM --out RETRIEVER; a table: --static")
+        print("to make a fitted one: revela fit TEXT --model LM --out RETRIEVER; a table: --static")
     print(_advice(scores, near))
     return {"without labels": scores}
 
@@ -222,7 +217,7 @@ def _run_benchmarks(
     precision: Precision,
     prompts: GivenPrompts,
 ) -> dict[str, dict[str, SystemScores]]:
-    """Run benchmarks and print them; the scores by "TASK (mteb)" and system."""
+    """Run benchmarks and print them; returns the scores by "TASK (mteb)" and system."""
     from revela.evaluation.metrics import MAIN, METRICS
 
     with extra("benchmarks", "--benchmark"):
@@ -243,7 +238,7 @@ def _run_benchmarks(
     print_table("", ["task", "system", "main score", *others], rows)
     for label, used in settings.items():
         print(f"{label}: " + ", ".join(f"{name} {value!r}" for name, value in used.items()))
-    print(f"mteb's own files: {out / 'results'}")
+    print(f"mteb's results: {out / 'results'}")
     return {f"{task} (mteb)": systems for task, systems in scores.items()}
 
 

@@ -21,13 +21,14 @@ def export(model: str, *, out: Out, prompts: Annotated[PromptFlags, Flat] = PROM
         Folder for the export.
     """
     check_free(out)
-    from revela.encoders.graph_export import export_onnx
     from revela.encoders.graphs import EXPORT
     from revela.encoders.load import resolve
-    from revela.encoders.torch_model import open_model
 
     folder = resolve(model)
     with extra("train", "export to ONNX"):
+        from revela.encoders.graph_export import export_onnx
+        from revela.encoders.torch_model import open_model
+
         retriever = open_model(folder, prompts=prompts.given)
     difference = export_onnx(retriever, out)
     size = sum(file.stat().st_size for file in out.glob(f"{EXPORT}*")) / 1e6

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from openvino import Model
 
 VECTOR, TOKENS = "sentence_embedding", "unit_token_embeddings"
-# Poolings as Sentence-Transformers names them, in two ways, and by its former flags.
+# Poolings in all forms of a config.json of Sentence-Transformers; the last ones are former flags.
 CLS: tuple[Any, ...] = ("cls", ["cls"], ["pooling_mode_cls_token"])
 MEAN: tuple[Any, ...] = ("mean", ["mean"], ["pooling_mode_mean_tokens"], [])
 EPS = 1e-12  # minimum length in a division, as in torch
@@ -34,7 +34,7 @@ def with_modules(states: Model, modules: list[tuple[str, Path]], width: int | No
 
     Args:
         states: the transformer's graph; its first output is the states of tokens, (B, L, D), and
-            its input ``MASK`` the attention mask, (B, L). Padding is at the right.
+            its input ``MASK`` the attention mask, (B, L). Padding is on the right.
         modules: kind and folder of each module after the transformer.
         width: truncate vectors to this width; None: do not.
 
@@ -100,7 +100,7 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _pooled(tokens_BLD: Any, mask_BL1: Any, about: dict[str, Any]) -> Any:
-    """The pooling that a config.json describes: (B, D)."""
+    """Token states pooled to (B, D), as a config.json describes it."""
     from openvino import opset13 as op
 
     if not about.get("include_prompt", True):

@@ -1,7 +1,8 @@
 """The base class of encoders: texts in, finite vectors out, with the prompt of each role. Vectors
 have length one, unless the model compares them by dot products.
 
-An encoder computes one batch; prompts, batches by length, order and checks are here.
+A subclass encodes one batch; this module adds prompts, makes batches of texts of similar length,
+restores the order of the texts and checks the vectors.
 
 Shapes: N texts, B texts of a batch, L tokens of its longest, D width of a vector; T tokens of a
 text without prompt and special tokens, W width of a token's vector.
@@ -29,8 +30,8 @@ from revela.text.words import split_evenly
 from revela.types import QueryTokens, Role, Vectors, items_of
 
 Features = dict[str, Any]
-"""What a model reads of a batch, by name. Tokenized texts are arrays or tensors, ``input_ids`` and
-``attention_mask`` (B, L); else ``texts``."""
+"""A model's inputs for a batch, by name: ``input_ids`` and ``attention_mask`` (B, L) of tokenized
+texts, as arrays or tensors; or ``texts``."""
 READ_AHEAD = 4096  # texts that are tokenized, and sorted by length, at once
 TOKENS_AHEAD = 512 * READ_AHEAD  # their tokens, padding included
 SLOT = "<|context-{}|>"
@@ -49,20 +50,18 @@ class TextEncoder(ABC):
     """Encodes texts; a subclass only has to encode a batch. Threads may share an encoder.
 
     Attributes:
-        name: of the model, for messages.
+        name: the model's name, for messages.
         prompts: prefixes of queries and of passages.
         limit: texts are truncated to this number of tokens, prompt and special tokens included;
             None: not at all.
         words_to_vectors: see ``words_to_vectors_of``.
         precision: "int8", "bf16" or "fp32".
-        by_dot: whether vectors have any length, and are compared by dot products.
+        by_dot: whether vectors are compared by dot products, and have any length.
         slots: documents that the model reads as its context; 0: none.
         lacks_tokens: why the model has no token vectors; "" if it has them.
-        blank: what is read in place of a text without words, which has no token to pool; None:
-            the text.
+        blank: replaces a blank text, which has no token to pool; None: read it as it is.
         special_tokens: whether the model reads special tokens around a text.
         batch_tokens: the tokens of a batch, padding included.
-        read_ahead: texts that are tokenized, and sorted by length, at once.
     """
 
     name = "the model"
@@ -76,14 +75,13 @@ class TextEncoder(ABC):
     blank: str | None = "."
     special_tokens = True
     batch_tokens = 4096
-    read_ahead = READ_AHEAD
 
     @abstractmethod
     def encode_batch(self, features: Features, role: Role, with_tokens: bool) -> Encoded:
-        """Encode texts that ``tokenize`` read."""
+        """Encode the features of a batch."""
 
     def tokenize(self, texts: Sequence[str], role: Role) -> Features:
-        """Read texts with the prompt of their role. Here they are not tokenized."""
+        """The features of texts, with the prompt of their role. Here they are the texts."""
         return {"texts": [self.prompt(role) + text for text in texts]}
 
     @property
@@ -92,15 +90,15 @@ class TextEncoder(ABC):
         raise NotImplementedError
 
     def encode_queries(self, texts: Iterable[str], progress: bool = False) -> Vectors:
-        """Encode queries, (N, D) float32. Raises RevelaError for infinity and NaN."""
+        """Encode queries, (N, D) float32. Raises RevelaError if a number is NaN or infinite."""
         return self._encode(texts, "query", progress)
 
     def encode_passages(self, texts: Iterable[str], progress: bool = False) -> Vectors:
-        """``encode_queries``, but for passages."""
+        """Encode passages, as ``encode_queries`` encodes queries."""
         return self._encode(texts, "passage", progress)
 
     def encode_with_tokens(self, texts: Sequence[str]) -> tuple[Vectors, list[Vectors]]:
-        """``encode_passages``, and each passage's unit token vectors, (T, W) float32.
+        """The vectors of passages, and the unit vectors of each passage's tokens, (T, W) float32.
 
         Token vectors are the states of the transformer's last layer, without prompts and special
         tokens, after the linear layer that follows the pooling, if there is one.
@@ -112,7 +110,7 @@ class TextEncoder(ABC):
         return self._encode(texts, "passage", False, tokens), tokens
 
     def query_tokens(self, queries: Sequence[str]) -> list[QueryTokens]:
-        """``encode_queries``, and the queries' token vectors, from the same pass."""
+        """The vectors of queries and of their tokens, from one pass of the model."""
         tokens = list[Vectors]()
         vectors_ND = self._encode(queries, "query", False, tokens)
         prompt, skipped = self.prompts.query, self._prompt_length("query")
@@ -120,20 +118,22 @@ class TextEncoder(ABC):
         found = []
         for vector_D, tokens_TW, encoding in zip(vectors_ND, tokens, read, strict=True):
             places = np.flatnonzero(self._is_text(encoding.ids))[skipped:][: len(tokens_TW)]
-            ends = np.array(encoding.offsets)[places] - len(prompt)
-            spans = [(max(0, first), past) for first, past in ends.tolist()]
+            offsets = np.array(encoding.offsets)[places] - len(prompt)
+            spans = [(max(0, start), end) for start, end in offsets.tolist()]
             found.append(QueryTokens(vector_D, tokens_TW, spans))
         return found
 
-    def fitted(self, heads: Sequence[str], texts: Sequence[str], part: int = 1) -> list[list[str]]:
-        """Cut each passage into pieces that, with the head (a title), fit into 1 / ``part`` of the
+    def cut_to_fit(
+        self, heads: Sequence[str], texts: Sequence[str], part: int = 1
+    ) -> list[list[str]]:
+        """Cut each passage into pieces that, with its head (a title), fit into 1 / ``part`` of the
         tokens that the model reads.
         """
         if self.limit is None:
             return [[text] for text in texts]
         (empty,) = self.count_tokens([""], "passage")
         spare = (self.limit - empty) // part
-        # A token has at least one byte, so short texts need not be tokenized.
+        # A token has at least one byte, so only texts with more bytes need to be tokenized.
         both = [head + text for head, text in zip(heads, texts, strict=True)]
         unsure = [i for i, text in enumerate(both) if len(text.encode()) > spare]
         pieces = [[text] for text in texts]
@@ -158,7 +158,7 @@ class TextEncoder(ABC):
         ]
 
     def count_tokens(self, texts: Sequence[str], role: Role) -> list[int]:
-        """Tokens of each text, with prompt and special tokens, before truncation."""
+        """The number of tokens of each text, with prompt and special tokens, before truncation."""
         read = [self.prompt(role) + text for text in self.as_text(texts)]
         counted = self._counting.encode_batch_fast(read, add_special_tokens=self.special_tokens)
         return [len(encoding) for encoding in counted]
@@ -172,21 +172,21 @@ class TextEncoder(ABC):
         return tokenizer
 
     def as_text(self, texts: Sequence[str]) -> Sequence[str]:
-        """The texts; for a model with slots, names of slots in them are broken up."""
+        """The texts; for a model with slots, ``without_slots``."""
         return without_slots(texts) if self.slots else texts
 
     def _readable(self, texts: Sequence[str]) -> Sequence[str]:
-        """``as_text``, without blank texts."""
+        """``as_text``, with ``blank`` in place of blank texts."""
         blank = self.blank
         return self.as_text(texts if blank is None else [t if t.strip() else blank for t in texts])
 
     def _encode(
         self, texts: Iterable[str], role: Role, progress: bool, tokens: list[Vectors] | None = None
     ) -> Vectors:
-        """The texts' vectors (N, D); adds their tokens to ``tokens``."""
+        """The vectors of the texts, (N, D); appends those of their tokens to ``tokens``."""
         if tokens is not None and self.lacks_tokens:
             raise QueryError(self.lacks_tokens)
-        # A column of a data frame has other labels than places, and a generator has no places.
+        # A generator has no indices, and the labels of a data frame's column may not be indices.
         texts = texts if isinstance(texts, Sequence) else list(items_of(texts, "texts"))
         if not texts:
             return self._encode(["."], role, False)[:0]
@@ -197,11 +197,10 @@ class TextEncoder(ABC):
             return self.tokenize(self._readable(texts), role)
 
         what, total = f"encoding {'queries' if role == 'query' else 'passages'}", len(texts)
-        shown = tqdm(None, what, total, False, unit="text", disable=not progress, delay=SHOWN_AFTER)
-        with shown:
-            for rows, features in batches_by_length(
-                texts, read, self.batch_tokens, self.limit, self.read_ahead
-            ):
+        with tqdm(
+            None, what, total, False, unit="text", disable=not progress, delay=SHOWN_AFTER
+        ) as shown:
+            for rows, features in batches_by_length(texts, read, self.batch_tokens, self.limit):
                 vectors_BD, tokens_BLW = self.encode_batch(features, role, tokens is not None)
                 if vectors_ND is None:
                     vectors_ND = np.empty((len(texts), vectors_BD.shape[1]), np.float32)
@@ -224,14 +223,14 @@ class TextEncoder(ABC):
     def _tokens_of_texts(
         self, features: Features, role: Role, tokens_BLW: Vectors
     ) -> Iterator[Vectors]:
-        """Each text's tokens (T, W), without padding, special tokens and its prompt."""
+        """The token vectors of each text, (T, W), without padding, special tokens and prompt."""
         mask_BL, skipped = np.asarray(features["attention_mask"], bool), self._prompt_length(role)
         is_text_BL = mask_BL & self._is_text(features["input_ids"])
         for tokens_LW, is_text_L in zip(tokens_BLW, is_text_BL, strict=True):
             yield tokens_LW[np.flatnonzero(is_text_L)[skipped:]]
 
     def _is_text(self, ids: Any) -> NDArray[np.bool_]:
-        """Whether token ids, of any shape, are not special tokens."""
+        """Which token ids, of any shape, are not special tokens."""
         return np.isin(np.asarray(ids), self._special, invert=True)
 
     @functools.cached_property
@@ -240,11 +239,11 @@ class TextEncoder(ABC):
         return [i for i, token in added.items() if token.special]
 
     def prompt(self, role: Role) -> str:
-        """What the model reads before a text of this role."""
+        """The prompt of a role."""
         return self.prompts.query if role == "query" else self.prompts.passage
 
     def _prompt_length(self, role: Role) -> int:
-        """The tokens of a role's prompt; the space at its end belongs to the text."""
+        """The number of tokens of a role's prompt. A space at its end belongs to the text."""
         prompt = self.prompt(role).rstrip()
         return int(self._is_text(self.tokenizer.encode(prompt, add_special_tokens=False).ids).sum())
 
@@ -254,22 +253,20 @@ def batches_by_length(
     read: Callable[[Sequence[str]], Features],
     batch_tokens: int,
     limit: int | None,
-    read_ahead: int = READ_AHEAD,
 ) -> Iterator[tuple[list[int], Features]]:
-    """Batches of texts of similar length, longest first: their places and features.
+    """Batches of texts of similar length, longest first: the texts' indices and features.
 
     Args:
-        read: tokenizes texts, padded. If it gives no mask, they are one batch.
+        read: tokenizes and pads texts. If it gives no attention mask, its texts are one batch.
         batch_tokens: the tokens of a batch, padding included; a longer text is a batch of its own.
         limit: texts are truncated to this number of tokens; None: not at all.
-        read_ahead: texts that are tokenized at once; fewer if they are long.
     """
     by_length = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
     start = 0
     while start < len(texts):
-        longest = len(texts[by_length[start]])  # a token has about a character at least
+        longest = len(texts[by_length[start]])  # a text has hardly more tokens than characters
         size = TOKENS_AHEAD // max(1, min(longest, limit or longest))
-        window = by_length[start : start + max(1, min(size, read_ahead))]
+        window = by_length[start : start + max(1, min(size, READ_AHEAD))]
         start += len(window)
         features = read([texts[i] for i in window])
         if "attention_mask" not in features:
@@ -294,12 +291,12 @@ def batches_by_length(
 
 
 def without_slots(texts: Sequence[str]) -> list[str]:
-    """The texts with names of slots broken up, so that they are read as text."""
+    """The texts, with a space in each name of a slot, so that it is read as text."""
     return [text.replace(STEM, STEM[:2] + " " + STEM[2:]) for text in texts]
 
 
 def no_transformer(name: str) -> str:
-    """Why a table of tokens has no token vectors."""
+    """The message that a table of tokens has no token vectors."""
     return (
         f"{name_of(Path(name))} has no transformer, and so no token vectors: "
         "search without --rerank and --keep-tokens"
@@ -307,8 +304,8 @@ def no_transformer(name: str) -> str:
 
 
 def truncate(tokenizer: Any, max_tokens: int | None, side: str = "") -> None:
-    """Set the truncation of a tokenizer of the ``tokenizers`` library: the maximum of tokens (None:
-    do not truncate), and the side that is dropped ("": as before).
+    """Set the truncation of a tokenizer of the ``tokenizers`` library: the maximum number of tokens
+    (None: do not truncate), and the side that is cut ("": as before).
     """
     side = side or (tokenizer.truncation or {}).get("direction", "right")
     if max_tokens is None:
@@ -317,10 +314,10 @@ def truncate(tokenizer: Any, max_tokens: int | None, side: str = "") -> None:
         tokenizer.enable_truncation(max_tokens, direction=side)
 
 
-def check_max_tokens(given: int, most: int | None, name: str) -> None:
-    """Raise RevelaError for a number of tokens that a model cannot read of a text; ``most`` is its
-    maximum, None for no limit.
+def check_max_tokens(given: int, limit: int | None, name: str) -> None:
+    """Raise RevelaError unless a model can read this number of tokens; ``limit`` is its maximum,
+    None for no limit.
     """
-    if not 1 <= given <= (most or given):
-        limit = f" and at most {most:,}, which {name} reads" if most else ""
-        raise RevelaError(f"--max-tokens {given}: give at least 1{limit}")
+    if not 1 <= given <= (limit or given):
+        most = f" and at most {limit:,}, which {name} reads" if limit else ""
+        raise RevelaError(f"--max-tokens {given}: give at least 1{most}")

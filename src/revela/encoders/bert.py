@@ -1,8 +1,8 @@
 """Build BERT as an OpenVINO graph from a folder's weights, without torch.
 
 Also RoBERTa and XLM-RoBERTa, whose positions begin at another number. The graph begins after the
-word embeddings, which the caller looks up: their table may be most of a model, and a batch reads
-little of it.
+word embeddings, which the caller looks up: their table may be most of the model, of which a batch
+needs few rows.
 
 Shapes: B texts, L tokens, D width of a token's state, H heads, V words.
 """
@@ -36,7 +36,7 @@ def is_bert(config: dict[str, Any]) -> bool:
 
 
 def max_positions(config: dict[str, Any]) -> int | None:
-    """Maximum tokens of a text by the number of positions; None: no limit."""
+    """The maximum tokens of a text by a model's number of positions; None: no limit."""
     positions = config.get("max_position_embeddings")
     return positions - _first_position(config) if positions and is_bert(config) else positions
 
@@ -59,7 +59,7 @@ def bert(config: dict[str, Any], weights: Weights) -> tuple[Model, NDArray[Any]]
     import openvino as ov
     from openvino import opset13 as op
 
-    # In a checkpoint of masked language modelling, all names have a prefix.
+    # In a checkpoint with a head for masked language modelling, all names have a prefix.
     prefix = next(
         (p for p in ("", "bert.", "roberta.") if f"{p}embeddings.LayerNorm.weight" in weights), ""
     )
@@ -74,7 +74,7 @@ def bert(config: dict[str, Any], weights: Weights) -> tuple[Model, NDArray[Any]]
     for node in (words_BLD, mask_BL):
         node.output(0).set_names({node.get_friendly_name()})
 
-    # Texts are padded at the right, so positions are the same as without padding.
+    # Texts are padded on the right, so positions are the same as without padding.
     length = op.gather(op.shape_of(mask_BL), numbers(1), numbers(0))
     positions_LD = op.slice(
         op.constant(weights.fp32(f"{prefix}embeddings.position_embeddings.weight")),

@@ -19,7 +19,7 @@ LIMIT = "ONEDNN_MAX_CPU_ISA"  # limits the instructions that OpenVINO and torch 
 
 @cache
 def flags() -> frozenset[str]:
-    """The processor's flags, by Linux's names; none on other systems."""
+    """The processor's flags, by Linux's names; empty on other systems."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -33,8 +33,8 @@ def flags() -> frozenset[str]:
 
 
 def fastest(int8: bool) -> Precision:
-    """The fastest precision: int8 (if ``int8`` allows it), else bf16, if the processor has
-    instructions for it; else fp32. Without instructions int8 is slower than fp32.
+    """The fastest precision that the processor has instructions for: int8 (if ``int8``), bf16 or
+    fp32. Without instructions for it, int8 is slower than fp32.
     """
     if int8 and flags() & INT8 and _within_limit("VNNI", "BF16", "AMX"):
         return "int8"
@@ -56,11 +56,11 @@ def _within_limit(*names: str) -> bool:
 def openvino_core() -> Any:
     """OpenVINO's core, one per process.
 
-    Each core sets a stack for signals in the thread that makes it, and restores the former stack
-    when it is deleted. With two cores that may be a deleted one's, and Ctrl-C would end in a
+    Each core sets a signal stack in the thread that makes it, and restores the previous stack when
+    it is deleted. With two cores, that stack may be a deleted core's, and Ctrl-C would cause a
     segmentation fault.
     """
-    # Of prepared operations; with the default, 1,024, batches of ever new shapes take 150 MB more.
+    # With the default, 1,024 prepared operations, batches of many shapes take 150 MB more.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     import openvino
 

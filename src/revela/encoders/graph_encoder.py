@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,21 +23,20 @@ if TYPE_CHECKING:
     from openvino import Model
 
 IDS = "input_ids"
-# Lengths of batches are rounded up to a multiple of this: OpenVINO prepares each new shape, and
-# never frees some of that memory.
+# Lengths of batches are rounded up to a multiple of this: OpenVINO allocates memory for each new
+# shape, and does not free all of it.
 ROUNDED = 16
-# OpenVINO's cache of prepared shapes, in entries per kind of operation. With its default of 5,000 a
-# service grows for hours, by 3 MB per shape; with 0, a query takes twice as long.
-PREPARED = 100
+# Entries of OpenVINO's cache of shapes, per kind of operation. With its default, 5,000, the memory
+# of a service grows for hours, by 3 MB per shape; with 0, a query takes twice as long.
+CACHED_SHAPES = 100
 
 
-@dataclass(frozen=True)
-class Graph:
+class Graph(NamedTuple):
     """A retriever as a graph with the outputs ``VECTOR`` (B, D) and ``TOKENS`` (B, L, W).
 
     Attributes:
         precision: "int8", "bf16" or "fp32".
-        table_VD: word embeddings, if the graph begins after them.
+        table_VD: word embeddings, if they are not in the graph.
     """
 
     model: Model
@@ -61,13 +59,13 @@ class Graph:
         settings = {
             "INFERENCE_PRECISION_HINT": "bf16" if use_bf16 else "f32",
             "PERFORMANCE_HINT": "LATENCY",
-            "CPU_RUNTIME_CACHE_CAPACITY": PREPARED,
+            "CPU_RUNTIME_CACHE_CAPACITY": CACHED_SHAPES,
         }
         return openvino_core().compile_model(part, "CPU", settings)
 
 
 class GraphEncoder(TextEncoder):
-    """Runs a graph; threads have requests of their own.
+    """Runs a graph; each thread has its own inference request.
 
     Args:
         graph: the graph to run.
@@ -90,27 +88,24 @@ class GraphEncoder(TextEncoder):
         self.graph, self.tokenizer, self.padding = graph, tokenizer, padding
         self.prompts, self.limit, self.name = Prompts(*prompts), limit, name
         self.precision = graph.precision
-        tokenizer.no_padding()
+        tokenizer.enable_padding(pad_id=padding)
         truncate(tokenizer, limit)
         self._lock = threading.Lock()
         self._compiled: Any = None
         self._gives_tokens = False
-        self._own = threading.local()  # each thread's request, and the graph that it is of
+        self._own = threading.local()  # the thread's request, and the compiled graph of it
 
     def with_graph(self, **changes: Any) -> GraphEncoder:
         """The same encoder with another graph; ``changes`` are fields of ``Graph``."""
         how = self.tokenizer, self.prompts, self.limit, self.padding, self.name
-        return GraphEncoder(replace(self.graph, **changes), *how)
+        return GraphEncoder(self.graph._replace(**changes), *how)
 
     def tokenize(self, texts: Sequence[str], role: Role) -> Features:
-        """Ids and mask (N, L), padded at the right."""
+        """Ids and mask (N, L), padded on the right."""
         prompt = self.prompt(role)
         encodings = self.tokenizer.encode_batch([prompt + text for text in texts])
-        shape = len(encodings), max(map(len, encodings))
-        ids_NL, mask_NL = np.full(shape, self.padding, np.int64), np.zeros(shape, np.int64)
-        for row, encoding in enumerate(encodings):
-            ids_NL[row, : len(encoding)] = encoding.ids
-            mask_NL[row, : len(encoding)] = 1
+        ids_NL = np.array([encoding.ids for encoding in encodings])
+        mask_NL = np.array([encoding.attention_mask for encoding in encodings])
         return {IDS: ids_NL, MASK: mask_NL}
 
     def encode_batch(self, features: Features, role: Role, with_tokens: bool) -> Encoded:
@@ -124,8 +119,8 @@ class GraphEncoder(TextEncoder):
         return Encoded(found[VECTOR], found[TOKENS] if with_tokens else None)
 
     def _request(self, needs_tokens: bool) -> Any:
-        """This thread's request to the compiled graph. OpenVINO keeps the order of all requests.
-        The graph computes token vectors once they have been requested.
+        """This thread's request to the compiled graph. OpenVINO queues the requests of all threads.
+        The graph is compiled with token vectors when they are first needed.
         """
         with self._lock:
             if self._compiled is None or (needs_tokens and not self._gives_tokens):

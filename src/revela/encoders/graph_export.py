@@ -1,23 +1,23 @@
 """Export a retriever to ONNX: token ids in, unit vectors out, without torch.
 
-The graph holds all modules of a saved folder. Beside it lie tokenizer.json, which truncates, pads
+The graph holds all modules of a saved folder. Next to it are tokenizer.json, which truncates, pads
 and lowers case as the model does, and retriever.json with the prompts, which the caller puts before
-a text. An export is kept only if its vectors equal torch's. The export in the cache, which
-encoders/graphs.py reads, also gives token vectors.
+a text. An export is kept only if its vectors equal torch's. Exports in the cache, which graphs.py
+opens, also give token vectors.
 
-Shapes: N texts, B texts of a batch, L tokens, D width of the vectors.
+Shapes: B texts of a batch, L tokens.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor, nn
 
 from revela.encoders.after_transformer import TOKENS, VECTOR
 from revela.encoders.base import truncate
@@ -28,19 +28,14 @@ from revela.encoders.model_files import fingerprint
 from revela.encoders.prompts import Prompts
 from revela.encoders.torch_encoder import TorchEncoder
 from revela.encoders.torch_model import open_model, slot_ids, text_vectors, transformer_of
-from revela.errors import RevelaError, first_line, install_extra
+from revela.errors import RevelaError, extra, first_line
 from revela.files import atomic_write, check_free
 from revela.quiet_libraries import silence_warnings
 from revela.terminal import progress_bar
 from revela.types import Vectors
 
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-    from torch import Tensor, nn
-
 log = logging.getLogger(__name__)
 TOLERANCE = 1e-5  # between its vectors and torch's, in any component
-NEEDED = ("onnx", "onnxscript")
 MAX_CACHED = 150_000_000  # parameters of a model that is exported into the cache
 INPUTS = (IDS, MASK)
 SAMPLE = (
@@ -61,16 +56,14 @@ def export_onnx(model: SentenceTransformer, out: Path, tokens: bool = False) -> 
     With ``tokens`` the graph also gives token vectors, as a second output.
 
     Returns:
-        The largest difference between a number of its vectors and of torch's.
+        The largest difference between the graph's vectors and torch's, in any component.
 
     Raises:
         RevelaError: the extra is not installed, ``out`` exists, the model cannot be exported, or
             its vectors differ in ONNX.
     """
-    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        raise RevelaError(
-            f"export to ONNX needs {', '.join(missing)}: run {install_extra('train')}"
-        )
+    with extra("train", "export to ONNX"):
+        import onnxscript  # noqa: F401 (torch exports with it)
     check_free(out)
     model = model.cpu().float().eval()
     with atomic_write(out) as temporary, progress_bar("exporting", "part", total=2) as shown:
@@ -83,8 +76,7 @@ def export_onnx(model: SentenceTransformer, out: Path, tokens: bool = False) -> 
         shown.update()
         if differ > TOLERANCE:
             raise RevelaError(
-                "this model gives other vectors in ONNX than in torch (they differ by "
-                f"{differ:.1e}): it cannot be exported"
+                f"this model cannot be exported: its vectors differ by {differ:.1e} in ONNX"
             )
     return differ
 
@@ -93,48 +85,40 @@ def export_to_cache(folder: Path) -> None:
     """Export a small retriever into the cache, where ``open_graph`` finds it.
 
     Raises:
-        RevelaError: as for ``export_onnx``; or it is too large.
+        RevelaError: as for ``export_onnx``; or it is too large, or reads a context.
     """
-    started, model = time.monotonic(), open_model(folder, device="cpu")
+    model = open_model(folder, device="cpu")
     if sum(weight.numel() for weight in model.parameters()) > MAX_CACHED:
         raise RevelaError(f"it has more than {MAX_CACHED / 1e6:.0f} million weights")
     if slot_ids(model):
         raise RevelaError("it reads a context")
     export_onnx(model, export_folder(fingerprint(folder)), tokens=True)
-    seconds = time.monotonic() - started
-    log.info(f"{folder} is exported to ONNX, to be read without torch ({seconds:.0f} s)")
+    log.info(f"{folder} is exported to ONNX, so that later runs do not need torch")
 
 
-def _as_graph(model: SentenceTransformer, tokens: bool) -> nn.Module:
+class _Graph(nn.Module):
     """A retriever as the exporter needs it: tensors in, tensors out."""
-    from torch import nn
 
-    class Graph(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
+    def __init__(self, model: SentenceTransformer, tokens: bool) -> None:
+        super().__init__()
+        self.model, self.tokens = model, tokens
 
-        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
-            features = {IDS: input_ids, MASK: attention_mask}
-            return tuple(text_vectors(self.model, features, tokens))
-
-    return Graph().eval()
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
+        features = {IDS: input_ids, MASK: attention_mask}
+        return tuple(text_vectors(self.model, features, self.tokens))
 
 
 def _write_graph(model: SentenceTransformer, file: Path, tokens: bool) -> None:
-    import torch
-
     if transformer_of(model) is None:
         raise RevelaError(
-            f"a {type(model[0]).__name__} cannot be exported to ONNX: "
-            "only retrievers that begin with a transformer can"
+            f"a {type(model[0]).__name__} cannot be exported to ONNX: give a transformer"
         )
     example = model.preprocess(["two texts of", "different lengths, so that one of them is padded"])
     axes = {0: "batch", 1: "length"}
     try:
         with torch.no_grad(), silence_warnings():
             program = torch.onnx.export(
-                _as_graph(model, tokens),
+                _Graph(model, tokens).eval(),
                 tuple(example[name] for name in INPUTS),
                 dynamo=True,
                 verbose=False,
@@ -145,10 +129,9 @@ def _write_graph(model: SentenceTransformer, file: Path, tokens: bool) -> None:
     except RuntimeError as error:  # the exporter's own errors are subclasses
         reason = first_line(error.__cause__ or error)
         raise RevelaError(
-            f"{type(model[0].model).__name__} cannot be exported to ONNX ({reason}): "
-            "serve it with torch"
+            f"{type(model[0].model).__name__} cannot be exported to ONNX ({reason}): use torch"
         ) from error
-    assert program is not None  # it is one with dynamo=True
+    assert program is not None  # as dynamo=True
     program.save(file)
 
 

@@ -23,7 +23,7 @@ from revela.encoders.graph_encoder import Graph, GraphEncoder
 from revela.encoders.int8 import quantised
 from revela.encoders.model_files import Weights, fingerprint, modules_of, opening, read_config
 from revela.encoders.prompts import OWN, Given, prompts_of
-from revela.files import atomic_write, cache_folder
+from revela.files import atomic_write, cache_folder, writing
 from revela.types import Precision
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 VERSION = 4  # format of exports and of int8 copies
 EXPORT, TOKENIZER, CONFIG = "model.onnx", "tokenizer.json", "retriever.json"  # files of an export
 LEAST_COSINE = 0.98  # minimum of the mean cosine between vectors in int8 and in fp32
-SEQUENCES, LENGTH, BATCH = 64, 32, 16  # random tokens for measuring the ranges of int8
-# Two halves of each text; the first should find the second.
+SEQUENCES, LENGTH, BATCH = 64, 32, 16  # of random tokens for measuring the ranges of int8
+# Texts in halves; each first half should find its second.
 SAMPLE = (
     ("Invoices are kept for ten years in the cellar.", "After that the paper is shredded."),
     ("Blood pressure was measured twice in each arm.", "The second reading was often lower."),
@@ -57,7 +57,7 @@ def export_folder(digest: str) -> Path:
 def open_graph(
     folder: Path, precision: Precision = "auto", max_tokens: int | None = None, prompts: Given = OWN
 ) -> GraphEncoder | None:
-    """Open a Sentence-Transformers folder as a graph's encoder; None if there is no graph for it.
+    """Open a Sentence-Transformers folder as a graph; None if it has to be read by torch.
 
     Raises:
         RevelaError: a file is damaged, or ``max_tokens`` exceeds the model's positions.
@@ -87,7 +87,7 @@ def open_graph(
         return None
     if precision == "auto":
         # A decoder has channels so large that random tokens do not show what int8 loses: a fitted
-        # SmolLM2 passes the test below, but has a cosine of .94 on its own text.
+        # SmolLM2 passes the test below, but has a cosine of 0.94 on its own text.
         precision = fastest(int8=is_bert(config))
     if precision == "int8":
         return _in_int8(encoder, folder)
@@ -100,8 +100,8 @@ def open_export(
     max_tokens: int | None = None,
     prompts: tuple[str, str] | None = None,
 ) -> GraphEncoder:
-    """Open a folder written by ``revela export``, in fp32; ``folder`` is that of its retriever. The
-    other arguments replace the export's own.
+    """Open an export of ``revela export``, in fp32; ``folder`` is its retriever's. The other
+    arguments replace the export's own settings.
     """
     from tokenizers import Tokenizer
 
@@ -121,7 +121,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _settings(inside: Path) -> dict[str, Any]:
-    """sentence-transformers' settings of the tokenization; their file has had several names."""
+    """The settings of sentence-transformers for a transformer; their file has had several names."""
     return _read(next(iter(inside.glob("sentence_*_config.json")), inside / "no file"))
 
 
@@ -135,8 +135,8 @@ def _is_unusual(inside: Path) -> bool:
 
 
 def _limit(inside: Path, config: dict[str, Any]) -> int | None:
-    """Maximum tokens of a text by a transformer's configuration, at most the number of positions;
-    None: no limit.
+    """The maximum number of tokens of a text by a transformer's configuration, at most its number
+    of positions; None: no limit.
     """
     tokenizer, positions = _read(inside / "tokenizer_config.json"), max_positions(config)
     limits = _settings(inside).get("max_seq_length"), tokenizer.get("model_max_length")
@@ -145,7 +145,7 @@ def _limit(inside: Path, config: dict[str, Any]) -> int | None:
 
 
 def _tokenizer(inside: Path, config: dict[str, Any]) -> Any:
-    """A transformer's tokenizer as transformers makes it, of the ``tokenizers`` library."""
+    """A transformer's tokenizer, of the ``tokenizers`` library, as transformers makes it."""
     from tokenizers import Tokenizer
     from tokenizers.normalizers import BertNormalizer, Lowercase, Sequence
 
@@ -153,7 +153,7 @@ def _tokenizer(inside: Path, config: dict[str, Any]) -> Any:
     about = _read(inside / "tokenizer_config.json")
     family = "BertTokenizer" if config.get("model_type") == "bert" else ""
     if (about.get("tokenizer_class") or family).removesuffix("Fast") == "BertTokenizer":
-        # transformers does not read this part of tokenizer.json.
+        # transformers ignores the normalizer in tokenizer.json.
         tokenizer.normalizer = BertNormalizer(
             handle_chinese_chars=about.get("tokenize_chinese_chars", True),
             strip_accents=about.get("strip_accents"),
@@ -174,21 +174,18 @@ def _in_int8(encoder: GraphEncoder, folder: Path) -> GraphEncoder:
     if not place.is_dir():
         copy = quantised(encoder.graph.model, _random_batches(encoder))
         reason = _difference(encoder, encoder.with_graph(model=copy, precision="int8"))
-        try:
-            with atomic_write(place) as temporary:
-                temporary.mkdir(parents=True)
-                (temporary / "about.json").write_text(json.dumps({"refused": reason}))
-                if not reason:
-                    ov.save_model(copy, temporary / "graph.xml", compress_to_fp16=False)
-        except OSError:
+        with writing(place.parent, wait=True):
             if not place.is_dir():  # else another process has made it
-                raise
+                with atomic_write(place) as temporary:
+                    temporary.mkdir()
+                    (temporary / "about.json").write_text(json.dumps({"refused": reason}))
+                    if not reason:
+                        ov.save_model(copy, temporary / "graph.xml", compress_to_fp16=False)
     if reason := json.loads((place / "about.json").read_text())["refused"]:
         log.info(f"{folder} is not used in int8: {reason}")
         return encoder.with_graph(precision="bf16")
-    return encoder.with_graph(
-        model=openvino_core().read_model(place / "graph.xml"), precision="int8"
-    )
+    graph = openvino_core().read_model(place / "graph.xml")
+    return encoder.with_graph(model=graph, precision="int8")
 
 
 def _random_batches(encoder: GraphEncoder) -> Iterator[dict[str, NDArray[Any]]]:
@@ -205,7 +202,7 @@ def _random_batches(encoder: GraphEncoder) -> Iterator[dict[str, NDArray[Any]]]:
 
 
 def _difference(whole: GraphEncoder, copy: GraphEncoder) -> str:
-    """The reason why a copy is worse than the graph; "" if it is not."""
+    """Why a copy is worse than the graph; "" if it is not."""
     firsts, seconds = zip(*SAMPLE, strict=True)
     vectors, found = [], []
     for encoder in (whole, copy):

@@ -1,9 +1,9 @@
 """Quantise the matrix products of a graph to int8: weights with a scale per output, activations
 with one range per product.
 
-Channels with large activations are scaled down, and their weights up by the same factor
+Channels with large activations are scaled down, and their weights are scaled up by the same factor
 (SmoothQuant, Xiao et al., ICML 2023, eq. 4). Ranges are measured on random tokens of the model's
-vocabulary: they cover the ranges of text, so no text is needed and the result is always the same.
+vocabulary. They cover the ranges of text, so no text is needed and the result is always the same.
 
 Shapes: C channels (inputs) of a product, N its outputs.
 """
@@ -26,7 +26,7 @@ LEVELS = 256
 
 
 def quantised(model: Model, batches: Iterable[Mapping[str, NDArray[Any]]]) -> Model:
-    """A copy of a graph with its products of states and weights in int8.
+    """Copy a graph, with its products of states and weights in int8.
 
     Args:
         model: a graph in fp32.
@@ -67,8 +67,8 @@ def quantised(model: Model, batches: Iterable[Mapping[str, NDArray[Any]]]) -> Mo
 
 
 def _products(model: Model) -> list[tuple[Any, Any, NDArray[np.float32]]]:
-    """(product, states, weights (N, C)) of each product of states (three dimensions) and a
-    constant.
+    """(product, states, weights (N, C)) of each product of states, which have three dimensions, and
+    a constant.
     """
     found = []
     for node in model.get_ordered_ops():

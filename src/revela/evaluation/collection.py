@@ -1,5 +1,5 @@
-"""Queries, passages, and which passages answer which query: judged, in a folder in BEIR layout, or
-made from a text without labels (label_free.py, training/make_test_set.py).
+"""Test collections of queries, passages and judgements: read from a folder in BEIR layout, or made
+from a text without labels (label_free.py, training/make_test_set.py).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Asked = tuple[str, str, Sequence[str]]
 
 @dataclass(frozen=True)
 class Collection:
-    """A test collection. ``documents`` are what is searched, which may be passages of documents.
+    """A test collection. The ``documents`` that are searched may be passages of longer documents.
 
     Attributes:
         qrels: query id -> document id -> grade.
         sources: the id of each passage's document, if known (``revela queries --out``).
-        titles: each document's title, with which it begins, if known.
-        candidates: the rows that each query's ranking consists of; None: all.
+        titles: each document's title, if known; the document starts with it.
+        candidates: the rows that are ranked for each query; None: all.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Collection:
         queries: Iterable[Asked],
         sources: Sequence[str] = (),
     ) -> Collection:
-        """Make a collection of passages (id -> text) that are relevant to a query or not."""
+        """Make a collection of passages (id -> text); all relevant passages have grade 1."""
         asked = list(queries)
         return cls(
             name,
@@ -72,7 +72,7 @@ class Collection:
         )
 
     def sampled(self, count: int, rng: random.Random) -> Collection:
-        """The same passages with at most ``count`` random queries, in their order."""
+        """The same passages with at most ``count`` random queries, in the order of all queries."""
         if len(self.queries) <= count:
             return self
         chosen = sorted(rng.sample(range(len(self.queries)), count))
@@ -86,7 +86,7 @@ class Collection:
         return list(dict.fromkeys(document for document, grade in judged if grade > 0))
 
     def by_document(self) -> Collection:
-        """The same passages with their documents' ids. A document has its best passage's grade."""
+        """The same passages with the ids of their documents; a document has its best grade."""
         source = dict(zip(self.document_ids, self.sources, strict=True))
         qrels: dict[str, dict[str, int]] = {query: {} for query in self.qrels}
         for query, grades in self.qrels.items():
@@ -103,13 +103,13 @@ class Collection:
 
     @cached_property
     def lexical(self) -> list[Scores]:
-        """BM25's ranking per query: at most 1000 documents or the candidates, each with a word of
-        the query.
+        """BM25's ranking per query: of the best 1000 documents, or of the candidates, those with a
+        word of the query.
         """
         return self.bm25.rankings(self.queries, DEPTH, self.candidates)
 
     def nearest(self, queries_QD: Vectors, documents_ND: Vectors) -> list[Scores]:
-        """The ranking per query by inner products: 1000 documents, or the candidates."""
+        """The ranking per query by inner products: the best 1000 documents, or the candidates."""
         if self.candidates is None:
             return rankings_of(*top_k(queries_QD, documents_ND, DEPTH))
         pairs = zip(self.candidates, queries_QD, strict=True)
@@ -117,8 +117,8 @@ class Collection:
 
     @cached_property
     def among_documents(self) -> frozenset[str]:
-        """Ids of queries that are documents, too, as in ArguAna and Quora; as in BEIR, they do not
-        count as results of themselves. Texts are compared, as equal ids may be a coincidence.
+        """Ids of queries that are also documents, as in ArguAna and Quora; as in BEIR, a query
+        is not a result of itself. Texts are compared, as equal ids may be a coincidence.
         """
         texts = dict(zip(self.document_ids, self.documents, strict=True))
         return frozenset(
@@ -136,8 +136,8 @@ class Collection:
         by_tokens: bool = False,
         scored: bool = False,
     ) -> Calibration:
-        """Test how well words and an encoder's vectors (N, D) find the documents; ``by_tokens`` and
-        ``scored`` as for ``SentenceTest``.
+        """Measure how well words and an encoder's vectors (N, D) find the documents; ``by_tokens``
+        and ``scored`` as for ``SentenceTest``.
         """
         some_ND = vectors_ND[evenly_spaced(len(vectors_ND))]
         return self._test(encoder, some_ND, by_tokens=by_tokens, scored=scored)
@@ -181,7 +181,7 @@ def load_collection(folder: Path, language: str = "auto") -> Collection:
 
 
 def save_collection(collection: Collection, folder: Path) -> None:
-    """Write a new folder in BEIR layout; titles are not written apart from the texts."""
+    """Write a new folder in BEIR layout, without a column of titles."""
     (folder / "qrels").mkdir(parents=True)
     sources = [collection.sources] if collection.sources else []
     files = {

@@ -7,27 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from revela.encoders.base import TextEncoder
 from revela.encoders.prompts import OWN, Given
 from revela.errors import RevelaError
+from revela.evaluation import runs
 from revela.evaluation.collection import Collection, load_collection
-from revela.evaluation.metrics import Outcome, Run
+from revela.evaluation.metrics import QueryScores, Run, per_query
 from revela.evaluation.results import SystemScores
-from revela.evaluation.runs import (
-    SearchableIndex,
-    check_ids,
-    check_run,
-    file_name,
-    read_candidates,
-    read_run,
-    search_runs,
-    with_ids_of,
-    write_run,
-)
 from revela.evaluation.significance import standings
 from revela.ranking.fusion import FusionRule, Scores, check_weight
 from revela.ranking.late_interaction import encode_packed
@@ -36,24 +26,19 @@ from revela.text.analyzer import check_language
 from revela.types import Precision
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """The outcomes of all systems on one collection."""
+class Evaluation(NamedTuple):
+    """The scores of all systems on one collection.
+
+    Attributes:
+        references: the systems that others are tested against: BM25, and the first of several
+            models.
+        scores: by system, with intervals and p values.
+    """
 
     name: str
     collection: Collection
-    models: list[str]
-    outcomes: dict[str, Outcome]
-
-    @property
-    def references(self) -> list[str]:
-        """The systems that others are tested against: BM25, and the first of several models."""
-        return ["BM25", *(self.models[:1] if len(self.models) > 1 else ())]
-
-    @cached_property
-    def scores(self) -> dict[str, SystemScores]:
-        """Scores by system, with intervals and p values."""
-        return standings(self.outcomes, self.references)
+    references: list[str]
+    scores: dict[str, SystemScores]
 
 
 @dataclass(frozen=True)
@@ -69,8 +54,8 @@ class EvalOptions:
         weight: weight of the vectors in the fusion by score, 0 to 1; None: by the rule of
             fusion.py.
         runs: folder for TREC run files, one per system and collection.
-        candidates: a TREC run per collection, whose best documents of a query are ranked; none: all
-            documents.
+        candidates: a TREC run per collection: only its best documents for a query are ranked; none:
+            all documents.
         depth: candidates per query.
         prompts: prefixes of queries and of passages; None keeps the models' own.
     """
@@ -91,51 +76,52 @@ def evaluations(
     models: Sequence[str | Path],
     on: Sequence[str | Path],
     options: EvalOptions,
-    indexes: Mapping[str, SearchableIndex],
+    indexes: Mapping[str, runs.SearchableIndex],
 ) -> Iterator[Evaluation]:
-    """``revela.evaluate``, one collection at a time, with the outcome of every query. ``indexes``
-    are those of the models that are indexes, by their names.
+    """``revela.evaluate``, one collection at a time. ``indexes`` are those of the models that are
+    indexes, by name.
     """
     from revela.encoders.load import load_encoder, resolve
 
     check_language(options.language)
     check_weight(options.weight)
     labelled = short_names(models)
-    runs = {label: read_run(Path(name)) for label, name in labelled.items() if Path(name).is_file()}
+    run_files = {
+        label: runs.read_run(Path(name)) for label, name in labelled.items() if Path(name).is_file()
+    }
     searched = {label: indexes[name] for label, name in labelled.items() if name in indexes}
     how = options.precision, options.max_tokens, options.prompts
     encoders = {
         label: load_encoder(resolve(name), *how, as_compared=True)
         for label, name in labelled.items()
-        if label not in {*runs, *searched}
+        if label not in {*run_files, *searched}
     }
-    if options.candidates and ({*runs, *searched} or len(options.candidates) != len(on)):
-        raise RevelaError(
-            "--candidates needs models and one run per folder of --on, in their order"
-        )
+    if options.candidates and ({*run_files, *searched} or len(options.candidates) != len(on)):
+        raise RevelaError("--candidates needs models and one run per folder of --on, in order")
     # Read all folders before scoring any, so that a bad one is refused at once.
     collections = {
-        name: with_ids_of(load_collection(Path(folder), language=options.language), searched, runs)
+        name: runs.with_ids_of(load_collection(Path(folder), options.language), searched, run_files)
         for name, folder in short_names(on).items()
     }
     for path, (name, whole) in zip(options.candidates, [*collections.items()], strict=False):
-        collections[name] = whole.among(read_candidates(path, whole), options.depth)
+        collections[name] = whole.among(runs.read_candidates(path, whole), options.depth)
     for collection in collections.values():
-        for label, run in runs.items():
-            check_run(run, label, collection)
+        for label, run in run_files.items():
+            runs.check_run(run, label, collection)
         if options.runs is not None:
-            check_ids(chain(collection.query_ids, collection.document_ids))
+            runs.check_ids(chain(collection.query_ids, collection.document_ids))
+    references = ["BM25", *([*labelled][:1] if len(labelled) > 1 else ())]
     for name, collection in collections.items():
         own = rankings(collection, encoders, options.rerank, options.progress, options.weight)
-        searches = search_runs(collection, searched, options.rerank)
-        outcome_of = {}
-        for system, run in chain(own, searches, runs.items()):
+        searches = runs.search_runs(collection, searched, options.rerank)
+        scores = {}
+        for system, run in chain(own, searches, run_files.items()):
             filtered = without_themselves(collection, run)
-            outcome_of[system] = Outcome.of(collection.qrels, filtered)
+            scores[system] = per_query(collection.qrels, filtered)
             if options.runs is not None:
-                path = options.runs / file_name(name) / f"{file_name(system)}.trec"
-                write_run(path, filtered, system)
-        yield Evaluation(name, collection, list(labelled), outcome_of)
+                path = options.runs / runs.file_name(name) / f"{runs.file_name(system)}.trec"
+                runs.write_run(path, filtered, system)
+        yield Evaluation(name, collection, references, standings(scores, references))
 
 
 def short_names(names: Sequence[str | Path]) -> dict[str, str]:
@@ -149,10 +135,10 @@ def short_names(names: Sequence[str | Path]) -> dict[str, str]:
 
 def outcomes(
     collection: Collection, encoders: Mapping[str, TextEncoder], rerank: Rerank | None = None
-) -> dict[str, Outcome]:
-    """{system: outcome} of ``rankings``."""
+) -> dict[str, QueryScores]:
+    """{system: scores} of ``rankings``."""
     return {
-        system: Outcome.of(collection.qrels, without_themselves(collection, run))
+        system: per_query(collection.qrels, without_themselves(collection, run))
         for system, run in rankings(collection, encoders, rerank)
     }
 
@@ -165,10 +151,9 @@ def rankings(
     weight: float | None = None,
 ) -> Iterator[tuple[str, Run]]:
     """Rankings of BM25, and of each encoder: alone, fused with BM25 by score, and by rank (RRF).
-    Dot products have no scale that BM25's score fits, and are fused by rank alone.
+    Dot products have no fixed scale, so they are fused by rank only.
 
-    With ``rerank="late-interaction"`` also the fusion by score re-ranked by token vectors, for
-    encoders that have them.
+    With ``rerank="late-interaction"``, also the fusion by score, re-ranked by token vectors.
     """
     yield "BM25", by_id(collection, collection.lexical)
     for name, encoder in encoders.items():
@@ -216,7 +201,7 @@ def by_id(collection: Collection, rankings: Sequence[Scores]) -> Run:
 
 
 def without_themselves(collection: Collection, run: Run) -> Run:
-    """The run of the judged queries, without queries that find themselves as documents."""
+    """The run of the judged queries. A query that is a document does not find itself."""
     documents = collection.among_documents
     return {
         query: {d: s for d, s in run.get(query, {}).items() if d != query or query not in documents}

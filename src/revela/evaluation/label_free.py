@@ -5,7 +5,7 @@
 - ``question``: a question that a language model wrote about a chunk should find the chunk;
 - ``docstring``: a docstring should find its function, from which it has been removed.
 
-The retriever is scored alone and fused with BM25, and BM25 beside it.
+The retriever is scored alone and fused with BM25; BM25 is scored for comparison.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from revela.text.chunk import chunk
 from revela.text.words import count_words, joined, words
 from revela.types import Chunk, Document
 
-DEPTH = 110  # enough for nDCG@10 and recall@100 without the passage that the query is of
+DEPTH = 110  # enough for nDCG@10 and recall@100 without the query's own passage
 MIN_QUERY_WORDS = 3
-MIN_CHUNKS = 4  # each document may give this many passages, even if it exceeds its share
+MIN_CHUNKS = 4  # each document may give this many passages, even if they exceed its share
 MIN_QUERIES = 5  # per task
-SENTENCES = 100  # queries to find the fusion's weight
+SENTENCES = 100  # queries that calibrate the fusion
 
 PerQuery = NDArray[np.float64]
 "nDCG@10 of each query of a task, (Q,)."
 Ask = Callable[[Sequence[str]], Sequence[str]]
-"""Writes a question about each passage; "" about those of which it has none."""
+"""Writes a question about each passage; "" for none."""
 
 
 class HeldOutCheck:
     """Scores an encoder on tasks by nDCG@10, alone and fused with BM25 by score (by rank if it
     compares by dot products); and BM25.
 
-    Both scores of an encoder select a state: an index is searched by the fusion, in which BM25 may
-    already find what the vectors learn.
+    Checkpoints are selected by both scores: an index is searched by the fusion, but in the fusion
+    BM25 may hide what the vectors learn.
     """
 
     def __init__(self, tasks: Sequence[Collection], language: str = "auto") -> None:
@@ -71,7 +71,7 @@ class HeldOutCheck:
         alone, fused = dict[str, PerQuery](), dict[str, PerQuery]()
         for pool in self._pools:
             vectors_ND = encoder.encode_passages(pool.passages, True)
-            by_rank = encoder.by_dot  # dot products have no scale that BM25's score fits
+            by_rank = encoder.by_dot  # dot products have no fixed scale
             rule = FusionRule() if by_rank else pool.test(encoder, vectors_ND).rule
             options = SearchOptions(fusion="rank" if by_rank else "score")
             store = MemoryStore(pool.bm25, vectors_ND, rule)
@@ -120,7 +120,7 @@ def _score(task: Collection, rankings: Sequence[Scores]) -> PerQuery:
 
 
 def with_bm25(name: str) -> str:
-    """The name of a system, or of a task's score, when fused with BM25."""
+    """The name of a system, or of a task's score, that is fused with BM25."""
     return f"{name} + BM25"
 
 
@@ -145,7 +145,7 @@ def tasks(
         ask: writes questions about passages.
     """
     rng = random.Random(seed)
-    # At most so many chunks; long documents are cut short.
+    # The maximum chunks per document; the rest of a long document is left out.
     share = max(MIN_CHUNKS, passages // max(1, len(documents)))
     cut = (chunk(document, number, max_words)[:share] for number, document in enumerate(documents))
     chunks = list(islice(chain.from_iterable(cut), passages))
@@ -175,7 +175,7 @@ def _siblings(
         own = rng.choice(ids)
         chunk_words = words(texts[own])
         if len(ids) > 1 and len(chunk_words) >= 2 * MIN_QUERY_WORDS:
-            # With the id of its passage, a query does not find it (``without_themselves``).
+            # A query with the id of its own passage does not find it (``without_themselves``).
             half = joined(chunk_words[: len(chunk_words) // 2])
             yield own, half, [name for name in ids if name != own]
 
@@ -187,7 +187,7 @@ def _titles(documents: Sequence[Document], ids_of: Mapping[int, list[str]]) -> I
 
 
 def _questions(texts: Mapping[str, str], questions: int, ask: Ask) -> Iterator[Asked]:
-    # The same order for all seeds and numbers of questions, so that each is written only once.
+    # The order does not depend on the seed and the number, so that each is written only once.
     order = list(texts)
     random.Random(0).shuffle(order)
     drawn = order[:questions]
@@ -197,7 +197,7 @@ def _questions(texts: Mapping[str, str], questions: int, ask: Ask) -> Iterator[A
 
 
 def docstring_task(documents: Sequence[Document], limit: int) -> Collection:
-    """First paragraph of a docstring -> its function without it; at most ``limit`` functions."""
+    """The first paragraph of a docstring finds its function; at most ``limit`` functions."""
     functions: dict[str, Chunk] = {}
     for row in chain.from_iterable(with_docstrings(d, i) for i, d in enumerate(documents)):
         if len(functions) == limit:

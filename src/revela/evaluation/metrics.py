@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
-METRICS = ("ndcg@10", "recall@100", "mrr@10", "map")  # columns of a table; files have MRR@100, too
+METRICS = ("ndcg@10", "recall@100", "mrr@10", "map")  # columns of a table; files add MRR@100
 MAIN = "main"  # mteb's main score of a task
 
 Qrels = Mapping[str, Mapping[str, int]]
 Run = Mapping[str, Mapping[str, float]]
+QueryScores = dict[str, dict[str, float]]
+"""Judged query -> metric -> value."""
 
 
-def per_query(qrels: Qrels, run: Run) -> dict[str, dict[str, float]]:
-    """{query: {metric: value}} of the judged queries.
+def per_query(qrels: Qrels, run: Run) -> QueryScores:
+    """The scores of a run.
 
-    A document is relevant if its judgement is above 0; the judgement is its gain. A query scores 0
-    if it is missing from the run or has no relevant document.
+    A document is relevant if its grade is above 0; the grade is its gain. A query scores 0 if it is
+    missing from the run or has no relevant document.
     """
     return {query: _scores(judged, run.get(query, {})) for query, judged in qrels.items()}
 
 
 def _scores(judged: Mapping[str, int], found: Mapping[str, float]) -> dict[str, float]:
-    # By score in single precision, ties by id, both descending.
+    # By score in single precision, then by id; both descending.
     scores = np.fromiter(found.values(), np.float32, len(found)).tolist()
     ranking = sorted(zip(scores, found, strict=True), reverse=True)
     gains = [max(0, judged.get(document, 0)) for _, document in ranking]
@@ -44,17 +45,7 @@ def _dcg(gains: list[int]) -> float:
     return sum(gain / math.log2(rank + 1) for rank, gain in enumerate(gains, 1))
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Results of one system: judged query -> metrics."""
-
-    scores: dict[str, dict[str, float]]
-
-    @classmethod
-    def of(cls, qrels: Qrels, run: Run) -> Outcome:
-        return cls(per_query(qrels, run))
-
-    def means(self) -> dict[str, float]:
-        """Averages over the judged queries; 0 without queries."""
-        names, count = next(iter(self.scores.values()), METRICS), max(1, len(self.scores))
-        return {name: sum(s[name] for s in self.scores.values()) / count for name in names}
+def mean_scores(scores: QueryScores) -> dict[str, float]:
+    """Averages over the judged queries; 0 without queries."""
+    names, count = next(iter(scores.values()), METRICS), max(1, len(scores))
+    return {name: sum(s[name] for s in scores.values()) / count for name in names}

@@ -2,9 +2,8 @@
 tasks. Only this module imports mteb.
 
 mteb loads the data, ranks, scores and keeps results; the encoder is ours, with the model's own
-prompts. Results have the layout of mteb's leaderboard, OUT/results/MODEL/REVISION/TASK.json. Runs
-with truncated texts or in bf16 are in experiments/..., so that scores are reused only for the same
-vectors.
+prompts. Results have the layout of mteb's leaderboard, OUT/results/MODEL/REVISION/TASK.json; with
+truncated texts or bf16, they are in experiments/..., so scores are reused only for equal vectors.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ METRICS |= {"mrr@100": "mrr_at_100"}
 
 
 class MtebEncoder:
-    """A retriever in mteb's encoder protocol. Texts of tasks without queries (STS and the like) are
+    """A retriever in mteb's encoder protocol. In tasks without queries, such as STS, texts are
     encoded as queries.
 
     Attributes:
@@ -60,9 +59,9 @@ class MtebEncoder:
         }
         unusual: dict[str, Any] = {"max_tokens": max_tokens} if max_tokens else {}
         unusual |= {} if encoder.precision == "fp32" else {"arithmetic": encoder.precision}
-        about = {"name": name, "revision": revision, "experiment_kwargs": unusual or None}
         score = ScoringFunction.DOT_PRODUCT if encoder.by_dot else ScoringFunction.COSINE
-        about |= {"similarity_fn_name": score}
+        about = {"name": name, "revision": revision, "similarity_fn_name": score}
+        about |= {"experiment_kwargs": unusual or None}
         self.mteb_model_meta = ModelMeta.create_empty(about)
 
     @classmethod
@@ -140,17 +139,17 @@ def find_tasks(name: str) -> list[Any]:
         ) from error
     public = [task for task in tasks if task.metadata.is_public]
     if private := [task.metadata.name for task in tasks if not task.metadata.is_public]:
-        log.info(f"{', '.join(private)}: private, only mteb has the data; skipped")
+        log.info(f"skipped {', '.join(private)}: private, only mteb has the data")
     if not public:
         raise RevelaError(f"{name}: every task is private; name a public one")
     return public
 
 
 def run(task: Any, encoder: MtebEncoder, out: Path) -> SystemScores:
-    """mteb's main score of a task and its scores of our metrics, averaged over splits and subsets;
-    a result in ``out`` is used again.
+    """A task's main score by mteb, and its scores by our metrics, averaged over splits and subsets;
+    a result in ``out`` is reused.
     """
-    for library in ("mteb", "huggingface_hub"):  # their warnings repeat the errors they raise
+    for library in ("mteb", "huggingface_hub"):  # their warnings repeat the errors that they raise
         logging.getLogger(library).setLevel(logging.ERROR)
     settings = {"batch_size": 1024, "show_progress_bar": False, **encoder.settings}
     try:
@@ -164,11 +163,11 @@ def run(task: Any, encoder: MtebEncoder, out: Path) -> SystemScores:
         )
     except RevelaError:
         raise
-    except Exception as error:  # mteb's, datasets', the hub's, HTTP's
+    except Exception as error:  # any error of mteb, datasets, the hub or the HTTP client
         raise RevelaError(
             f"{task.metadata.name}: mteb cannot read its data or an earlier result "
-            f"({first_line(error)}): run again with a network, or delete the result; {out} keeps "
-            "finished tasks"
+            f"({first_line(error)}): run again with a network, or delete the result; finished "
+            f"tasks are kept in {out}"
         ) from error
     result = results.task_results[0]
     rows = [scores for split in result.scores.values() for scores in split]

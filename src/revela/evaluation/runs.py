@@ -1,4 +1,4 @@
-"""Runs (rankings of queries): search indexes for them, read and write them as TREC files."""
+"""Runs (a ranking per query): make them by searching indexes, read and write them as TREC files."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ TOP = 100  # documents per query
 
 
 class SearchableIndex(Protocol):
-    """What an evaluation asks of an index (``revela.Index``)."""
+    """The methods of an index (``revela.Index``) that an evaluation calls."""
 
     def search_many(self, queries: Iterable[str], **options: Any) -> Iterator[Hits]: ...
 
     def ids_among(self, documents: Sequence[str]) -> Set[str]:
-        """Those of these ids that are in the index."""
+        """The ids in ``documents`` that the index has."""
 
     def example_ids(self) -> list[str]:
         """Some ids of the index."""
@@ -39,12 +39,12 @@ class SearchableIndex(Protocol):
 def search_runs(
     collection: Collection, indexes: Mapping[str, SearchableIndex], rerank: Rerank | None
 ) -> Iterator[tuple[str, Run]]:
-    """The run of each index; with ``rerank="late-interaction"`` also a re-ranked one."""
+    """The run of each index; with ``rerank="late-interaction"`` also a re-ranked run."""
     queries = [query[:QUERY_CHARACTERS] for query in collection.queries]
     if indexes and (cut := sum(a != b for a, b in zip(queries, collection.queries, strict=True))):
         log.warning(
-            f"{counted(cut, 'query is', 'queries are')} cut to the {QUERY_CHARACTERS:,} characters "
-            f"that an index takes ({collection.name})"
+            f"{counted(cut, 'query is', 'queries are')} cut to {QUERY_CHARACTERS:,} characters, "
+            f"the maximum for an index ({collection.name})"
         )
     for name, index in indexes.items():
         for how in dict.fromkeys((None, rerank if rerank == "late-interaction" else None)):
@@ -57,10 +57,10 @@ def search_runs(
 def with_ids_of(
     collection: Collection, indexes: Mapping[str, SearchableIndex], runs: Mapping[str, Run]
 ) -> Collection:
-    """The collection by passage or by document, as the ids of the indexes and runs are.
+    """The collection with ids of passages or of documents, whichever the indexes and runs have.
 
     Raises:
-        RevelaError: an index or a run has neither ids of passages nor ids of documents.
+        RevelaError: an index or a run has neither.
     """
     forms = [collection, *([collection.by_document()] if collection.sources else [])]
     for name in (*indexes, *runs):
@@ -72,15 +72,15 @@ def with_ids_of(
             shared = [form for form in forms if not {*ids}.isdisjoint(form.document_ids)]
         if not shared:
             raise RevelaError(
-                f"{name} does not have the documents of {collection.name}: its ids are such as "
-                f"{', '.join(ids[:1])}, those of {collection.name} such as "
-                f"{forms[0].relevant[0]}; index the corpus.jsonl of {collection.name}"
+                f"{name} does not have the documents of {collection.name} (it has ids such as "
+                f"{', '.join(ids[:1])} instead of {forms[0].relevant[0]}): index its corpus.jsonl"
             )
         forms = shared
         if name in indexes:
             held = indexes[name].ids_among(forms[0].relevant)
             if missing := len(forms[0].relevant) - len(held):
-                log.warning(f"{name} lacks {missing:,} relevant documents of {collection.name}")
+                lacks = counted(missing, "relevant document")
+                log.warning(f"{name} lacks {lacks} of {collection.name}")
     if forms[0] is not collection:
         log.info(f"{collection.name}: finding a passage's document counts as finding the passage")
     return forms[0]
@@ -90,24 +90,25 @@ def check_ids(names: Iterable[str]) -> None:
     """Raise RevelaError for ids with spaces, which separate the columns of a run file."""
     if bad := next((name for name in names if len(name.split()) != 1), None):
         raise RevelaError(
-            f"the id {bad!r} has a space, which separates the columns of a TREC run: give other ids"
+            f"the id {bad!r} has a space, which a TREC run cannot have: give other ids"
         )
 
 
 def check_run(run: Run, name: str, collection: Collection) -> None:
-    """Raise RevelaError if a run has no judged query; log the number of missing ones."""
+    """Raise RevelaError if a run has no judged query; log how many it lacks."""
     missing = [query for query in collection.query_ids if query not in run]
     if len(missing) == len(collection.query_ids):
         raise RevelaError(
-            f"{name} ranks no judged query of {collection.name}: its queries are such as "
-            f"{next(iter(run))}, those of {collection.name} such as {missing[0]}"
+            f"{name} has queries such as {next(iter(run))} instead of {missing[0]}: give a run of "
+            f"{collection.name}"
         )
     if missing:
-        log.warning(f"{name} lacks {len(missing):,} queries of {collection.name}, which count as 0")
+        lacks = counted(len(missing), "query", "queries")
+        log.warning(f"{name} lacks {lacks} of {collection.name}, scored as 0")
 
 
 def read_candidates(path: Path, collection: Collection) -> Run:
-    """Read a run file that must rank documents of a collection, for each of its queries."""
+    """Read a run of a collection, with a ranking for each of its queries."""
     run, documents, name = read_run(path), {*collection.document_ids}, collection.name
     for number, line in numbered_lines(path):
         if (document := line.split()[2]) not in documents:
@@ -149,13 +150,11 @@ def read_run(path: Path) -> Run:
                 raise ValueError
         except ValueError:
             raise RevelaError(
-                f"{path}:{number} is no line of a TREC run, which has six columns: query-id, Q0, "
-                "document-id, rank, score, name"
+                f"{path}:{number} is not a TREC run: give query-id Q0 document-id rank score name"
             ) from None
         if document in run.setdefault(query, {}):
             raise RevelaError(
-                f"{path}:{number} names {document} for {query} a second time: give each system a "
-                "file of its own"
+                f"{path}:{number} ranks {document} for {query} again: give each system its own file"
             )
         run[query][document] = score
     if not run:

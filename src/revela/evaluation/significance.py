@@ -17,7 +17,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from revela.evaluation.metrics import Outcome
+from revela.evaluation.metrics import QueryScores, mean_scores
 from revela.evaluation.results import SystemScores
 
 RESAMPLES, SEED = 9_999, 0  # random sign patterns
@@ -34,8 +34,8 @@ def p_values(
 ) -> NDArray[np.float64]:
     """Two-sided p values, (P,), for the mean of each column being 0, by random signs of the rows.
 
-    p is the share of sign patterns with a mean at least as far from 0 as the observed one, which
-    counts as one of them. Columns are pairs of systems, rows are queries. All patterns are taken if
+    p is the share of sign patterns, the observed one included, whose mean is at least as far from 0
+    as the observed mean. Columns are pairs of systems, rows are queries. All patterns are tried if
     there are no more than ``resamples``. scipy's permutation_test takes one pair at a time (30
     times slower).
     """
@@ -70,7 +70,7 @@ def t_quantile(p: float, degrees: int) -> float:
     """The quantile of Student's t distribution at p > 0.5, by Newton's method.
 
     The distribution function is a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4). It is
-    concave above 0, so steps that begin at the normal quantile, which is lower, never overshoot.
+    concave above 0, so steps from the normal quantile, which is lower, never overshoot.
     """
     n = degrees
     odd = n % 2
@@ -93,28 +93,27 @@ def t_quantile(p: float, degrees: int) -> float:
 
 
 def standings(
-    outcomes: Mapping[str, Outcome], references: Sequence[str]
+    scores: Mapping[str, QueryScores], references: Sequence[str]
 ) -> dict[str, SystemScores]:
     """The means, margin, p values against ``references``, and scores per query of each system."""
-    values = {name: _values(outcome) for name, outcome in outcomes.items()}
-    pairs = [(name, other) for name in outcomes for other in references if name != other]
+    values = {
+        name: np.array([metrics[MEASURE] for metrics in queries.values()])
+        for name, queries in scores.items()
+    }
+    pairs = [(name, other) for name in scores for other in references if name != other]
     p: dict[tuple[str, str], float] = {}
     if pairs:
         differences_QP = np.stack([values[a] - values[b] for a, b in pairs], axis=1)
         p = dict(zip(pairs, p_values(differences_QP).tolist(), strict=True))
     return {
         name: SystemScores(
-            means=outcome.means(),
+            means=mean_scores(queries),
             margin=margin(values[name]),
             p={other: p[name, other] for other in references if other != name},
-            queries=outcome.scores,
+            queries=queries,
         )
-        for name, outcome in outcomes.items()
+        for name, queries in scores.items()
     }
-
-
-def _values(outcome: Outcome) -> NDArray[np.float64]:
-    return np.array([metrics[MEASURE] for metrics in outcome.scores.values()])
 
 
 @dataclass(frozen=True)

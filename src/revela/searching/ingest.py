@@ -149,13 +149,13 @@ def cut_to_fit(rows: list[Row], encoder: TextEncoder) -> tuple[list[Row], int]:
     A title may fill half of the window; the rest of it is put before the document's text.
     """
     titles = list(dict.fromkeys(row.title for row in rows))
-    cut_titles = dict(zip(titles, encoder.fitted([""] * len(titles), titles, 2), strict=True))
+    cut_titles = dict(zip(titles, encoder.cut_to_fit([""] * len(titles), titles, 2), strict=True))
     heads, texts = [], []
     for row in rows:
         head, *rest = cut_titles[row.title]
         heads.append(f"{head.strip()} " if head else "")
         texts.append(f"{''.join(rest)} {row.text}" if rest and not row.chunk else row.text)
-    pieces = encoder.fitted(heads, texts)
+    pieces = encoder.cut_to_fit(heads, texts)
     cut = sum(len(parts) > 1 for parts in pieces)
     if not cut and all(len(parts) == 1 for parts in cut_titles.values()):
         return rows, 0

@@ -18,7 +18,7 @@ from revela.encoders.load import load_encoder, resolve
 from revela.encoders.prompts import prompts_set
 from revela.errors import RevelaError, extra
 from revela.evaluation.label_free import HeldOutCheck, PerQuery, tasks, with_bm25
-from revela.evaluation.metrics import Outcome
+from revela.evaluation.metrics import mean_scores
 from revela.evaluation.results import SystemScores
 from revela.evaluation.significance import MEASURE, standings
 from revela.quiet_libraries import silence_libraries
@@ -107,9 +107,9 @@ def rank_models(
         systems |= check.queries(encoder_of(candidate, recipe, fitted_to, held_out), name)
         alone, fused = _mean(systems[name]), _mean(systems[with_bm25(name)])
         log.info(f"{fused:.3f} {name} (without BM25 {alone:.3f})")
-    outcomes = {name: Outcome(_by_query(by_task)) for name, by_task in systems.items()}
-    ranked = sorted(outcomes, key=lambda name: -outcomes[name].means()[MEASURE])
-    tested = standings(outcomes, list(dict.fromkeys((ranked[0], BM25))))
+    scores = {name: _by_query(by_task) for name, by_task in systems.items()}
+    ranked = sorted(scores, key=lambda name: -mean_scores(scores[name])[MEASURE])
+    tested = standings(scores, list(dict.fromkeys((ranked[0], BM25))))
     means = {name: {task: float(s.mean()) for task, s in systems[name].items()} for name in ranked}
     return {n: replace(tested[n], means={**tested[n].means, **means[n]}) for n in ranked}
 

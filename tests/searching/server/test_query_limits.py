@@ -49,7 +49,7 @@ def test_an_evaluation_of_an_index_cuts_a_query_and_says_so(index, caplog):
     collection = Collection("c", ["d0"], ["ocean"], ["q"], [TOO_LONG], {"q": {"d0": 1}})
     ((_, run),) = search_runs(collection, {"index": index}, None)
     assert run["q"] == {hit.id: hit.score for hit in index.search(LONG, 100)}
-    assert "1 query is cut to the 10,000 characters that an index takes (c)" in caplog.text
+    assert "1 query is cut to 10,000 characters, the maximum for an index (c)" in caplog.text
 
 
 def test_what_is_refused_is_not_encoded(make_service, slow):

@@ -164,5 +164,5 @@ def test_too_little_text_for_the_tokenizer(tmp_path):
 
 
 def test_a_new_model_is_made_by_train_only():
-    with pytest.raises(RevelaError, match="new:small is made by revela train CORPUS"):
+    with pytest.raises(RevelaError, match="new:small is made by revela train --method"):
         resolve("new:small")

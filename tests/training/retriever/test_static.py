@@ -98,8 +98,8 @@ def test_texts_are_truncated_where_asked_and_chunks_cut_there(tmp_path):
     np.testing.assert_array_equal(
         short.encode_passages(["word1 word2 word3"]), whole.encode_passages(["word1 word2"])
     )
-    assert whole.fitted([""], ["word1 word2 word3"]) == [["word1 word2 word3"]]
-    assert short.fitted([""], ["word1 word2 word3"]) == [["word1 word2 ", "word3"]]
+    assert whole.cut_to_fit([""], ["word1 word2 word3"]) == [["word1 word2 word3"]]
+    assert short.cut_to_fit([""], ["word1 word2 word3"]) == [["word1 word2 ", "word3"]]
 
 
 DAMAGED = [

@@ -51,7 +51,7 @@ def test_a_passage_is_cut_until_all_of_it_is_read(tiny_lm_folder, head):
     model = build(tiny_lm_folder, "mean")
     model.max_seq_length = 40
     encoder = TorchEncoder(model, bf16=False)
-    pieces = encoder.fitted([head] * len(LONG), LONG)
+    pieces = encoder.cut_to_fit([head] * len(LONG), LONG)
     assert ["".join(some) for some in pieces] == LONG
     assert pieces[1] == ["ocean1"] and pieces[2] == [""] and all(map(len, pieces))
     prompt = model.prompts["document"]
@@ -62,7 +62,7 @@ def test_a_passage_is_cut_until_all_of_it_is_read(tiny_lm_folder, head):
         assert len(some) == 1 or sum(sizes) > 40 + (len(some) - 1) * 5
     assert all(piece[-1] == " " for piece in pieces[0])  # no word is cut
     assert max(map(len, pieces[0])) < 2 * min(map(len, pieces[0]))
-    halves = encoder.fitted([""], [TEXT], 2)[0]
+    halves = encoder.cut_to_fit([""], [TEXT], 2)[0]
     assert max(len(model.tokenizer(prompt + half)["input_ids"]) for half in halves) < 25
-    fewer = TorchEncoder(model, bf16=False, max_tokens=25).fitted([""], [TEXT])[0]
-    assert len(fewer) > len(encoder.fitted([""], [TEXT])[0])
+    fewer = TorchEncoder(model, bf16=False, max_tokens=25).cut_to_fit([""], [TEXT])[0]
+    assert len(fewer) > len(encoder.cut_to_fit([""], [TEXT])[0])
