@@ -67,7 +67,9 @@ class GroupFolder:
         self.folder = folder
         file = folder / MANIFEST
         if not file.is_file():
-            raise RevelaError(f"{folder} is no whole group folder, it has no {MANIFEST}: {AGAIN}")
+            raise RevelaError(
+                f"{folder} is not a whole group folder: it has no {MANIFEST}: {AGAIN}"
+            )
         try:
             manifest = json.loads(file.read_text(encoding="utf-8"))
             if manifest["format"] != FORMAT:
@@ -78,8 +80,6 @@ class GroupFolder:
             self._counts = [int(shard["groups"]) for shard in self._shards]
             for shard in self._shards:
                 file, size = folder / shard["file"], int(shard["bytes"])
-                if not file.is_file():
-                    raise RevelaError(f"{file} is missing: {AGAIN}")
                 if (found := file.stat().st_size) != size:
                     raise RevelaError(f"{file} has {found:,} bytes of {size:,}: {AGAIN}")
             for name, digest in manifest.get("digests", {}).items():
@@ -157,8 +157,7 @@ def check_out(out: Path, pairs: Sequence[Path]) -> None:
     check_free(out)
     if pairs:
         raise RevelaError(
-            "groups are stored without the judgements that --pairs reads: give --pairs to revela "
-            "train, with the corpus itself"
+            "stored groups have no judgements: give --pairs and the corpus itself to revela train"
         )
 
 

@@ -78,7 +78,9 @@ def document_groups(
     groups: list[Sequence[int]] = []
     for indices in _by_document(owners):
         offset = rng.randrange(min(size, len(indices) - size + 1)) if len(indices) > size else 0
-        for piece in _pieces(indices, size, offset):
+        bounds = sorted({0, *range(offset, len(indices), size), len(indices)})
+        for start, end in pairwise(bounds):
+            piece = indices[start:end]
             kind = groups if len(piece) == size else halves if 2 * len(piece) >= size else shorts
             kind.append(piece)
     rng.shuffle(halves)
@@ -233,10 +235,3 @@ def _by_document(owners: NDArray[np.int64]) -> Iterator[range]:
     for start, end in pairwise(bounds):
         if end > start:
             yield range(start, end)
-
-
-def _pieces(indices: range, size: int, offset: int) -> Iterator[range]:
-    if offset:
-        yield indices[:offset]
-    for start in range(offset, len(indices), size):
-        yield indices[start : start + size]

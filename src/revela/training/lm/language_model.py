@@ -156,14 +156,10 @@ def _attention(
     """Causal attention within each packed chunk, then the stream's mix."""
     if stream is None:
         raise NoStream(
-            "this model's attention belongs to a revela.training.lm.LanguageModel: "
-            "call its prefill(), logits() and loss()"
+            "this model runs inside a LanguageModel: call the logits() or loss() of that"
         )
     if given.get("s_aux") is not None:
-        raise RevelaError(
-            "in-batch attention does not support attention sinks: "
-            "use a Llama, Qwen or Gemma 3 model as --lm"
-        )
+        raise RevelaError(f"in-batch attention does not support attention sinks: {USE}")
     layer, layout = int(module.layer_idx), stream.layout
     query, key, value = query[0], key[0], value[0]
     prefix = stream.begin(layer, key, value)
@@ -226,10 +222,7 @@ class LanguageModel(nn.Module):
     def _check_unsupported(self, config: Any) -> None:
         inner, who = self._inner, f"{self.name} ({config.model_type})"
         if getattr(config, "is_encoder_decoder", False):
-            raise RevelaError(
-                f"{self.name} is an encoder-decoder and in-batch attention needs a decoder-only "
-                f"LM: {USE}"
-            )
+            raise RevelaError(f"{self.name} is an encoder-decoder, not a decoder-only LM: {USE}")
         if not getattr(inner, "_supports_attention_backend", False) or not inner._supports_sdpa:
             raise RevelaError(f"{who} does not use transformers' AttentionInterface: {USE}")
         if getattr(config, "attn_logit_softcapping", None):
@@ -254,7 +247,7 @@ class LanguageModel(nn.Module):
             logits_TV = self._run(self._inner, packed, stream).logits[0]
         except NoStream as error:
             raise RevelaError(
-                f"{who} does not hand on to its attention what it is given: {USE}"
+                f"{who} does not pass its arguments on to its attention: {USE}"
             ) from error
         if missing := sorted(set(range(self.n_layers)) - stream.layers_run.keys()):
             raise RevelaError(

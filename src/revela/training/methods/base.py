@@ -248,19 +248,10 @@ class RetrieverLoss(nn.Module):
         """The rows of a batch, split by group."""
         return torch.split(rows_N, self.group_size or len(rows_N))
 
-    def places(self, count: int) -> list[slice]:
-        """The slice of each group in a batch of ``count`` rows."""
-        size = self.group_size or count
-        return [slice(start, start + size) for start in range(0, count, size)]
-
     def cosines(self, query: Side, passage: Side) -> list[Tensor]:
         """(n, n) cosines of each group: queries in rows, passages in columns."""
-        return self.cosines_of(self.embed(query), self.embed(passage))
-
-    def cosines_of(self, query_ND: Tensor, passage_ND: Tensor) -> list[Tensor]:
-        """``cosines`` of unit vectors."""
-        pairs = zip(self.groups(query_ND), self.groups(passage_ND), strict=True)
-        return [query_nD @ passage_nD.T for query_nD, passage_nD in pairs]
+        sides = self.groups(self.embed(query)), self.groups(self.embed(passage))
+        return [query_nD @ passage_nD.T for query_nD, passage_nD in zip(*sides, strict=True)]
 
 
 def embed_in_parts(vectors: Callable[[Side], Tensor], features: Side, batch: int) -> Tensor:
@@ -316,12 +307,6 @@ def group_weights(group_N: Sequence[int], counts: Sequence[int] | None = None) -
     for group, count in zip(group_N, counts or [1] * len(group_N), strict=True):
         parts[group] = parts.get(group, 0) + count
     return torch.tensor([1 / (len(parts) * parts[group]) for group in group_N])
-
-
-def off_diagonal_softmax(scores_nn: Tensor) -> Tensor:
-    """Softmax of each row over j != i; 0 on the diagonal."""
-    diagonal_nn = torch.eye(len(scores_nn), dtype=torch.bool, device=scores_nn.device)
-    return scores_nn.masked_fill(diagonal_nn, -torch.inf).softmax(dim=-1)
 
 
 def off_diagonal(scores_nn: Tensor) -> Tensor:

@@ -66,6 +66,7 @@ from torch import Tensor, nn
 
 from revela.errors import RevelaError
 from revela.ranking.queries import query_hash
+from revela.terminal import counted
 from revela.text.sentences import sentences
 from revela.text.words import joined, words
 from revela.training.methods.base import (
@@ -162,9 +163,8 @@ class Pairs(Contrastive):
         runs = self.negatives_from
         if runs and not (self.negatives and len(runs) == len(self.pairs)):
             raise RevelaError(
-                f"--negatives-from gives {len(runs)} runs, of which --negatives "
-                f"{self.negatives} are drawn for {len(self.pairs)} folders of --pairs: give "
-                "--negatives, and a run for each folder"
+                "--negatives-from needs --negatives above 0, and one run for each folder of "
+                f"--pairs (got {counted(len(runs), 'run')} for {len(self.pairs)})"
             )
         if absent := next((run for run in runs if not Path(run).is_file()), None):
             raise RevelaError(f"--negatives-from {absent} does not exist: give a TREC run")

@@ -198,7 +198,7 @@ class Dream(DocumentAttention):
     def refuse(self, retriever: Retriever, context: Context) -> None:
         if self.heads not in KINDS_OF_HEADS and not Path(self.heads).is_file():
             raise RevelaError(
-                f"--heads {self.heads} is no file: give one of revela heads, or one of "
+                f"--heads {self.heads} does not exist: give a file of revela heads, or one of "
                 f"{', '.join(KINDS_OF_HEADS[1:])}"
             )
 
@@ -357,8 +357,7 @@ class DreamLoss(RetrieverLoss):
                 training/lm/prompts.py). Groups without a question are skipped.
         """
         question, passage, prompt, tail = features
-        tau, gate = self.log_tau.detach().exp, self.gate_logit.detach().sigmoid
-        self.logged = {"tau": tau, "gate": gate}
+        self.logged = {"tau": self.log_tau.detach().exp, "gate": self.gate_logit.detach().sigmoid}
         question_QD, passage_ND = self.embed(question), self.embed(passage)
         passages = self.groups(passage_ND)
         counts = on_cpu(tail["group"]).bincount(minlength=len(passages)).tolist()

@@ -161,8 +161,7 @@ class Spans(Method):
             raise RevelaError("--method dwell-spans trains all weights: give --lora-rank 0")
         if context.context:
             raise RevelaError(
-                "--context has no effect on --method dwell-spans, which compares no vectors: "
-                "leave it out, and give it to the stage after"
+                "--context has no effect on --method dwell-spans: give it to the next stage"
             )
 
     def window_words(self, lm_tokens: int) -> int:

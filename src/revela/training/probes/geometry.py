@@ -116,6 +116,6 @@ def anisotropy(vectors_ND: Vectors) -> float:
 
 def effective_rank(vectors_ND: Vectors) -> float:
     """exp of the entropy of the singular values, scaled to sum to one; no mean is subtracted."""
-    values = np.linalg.svd(vectors_ND.astype(np.float64), compute_uv=False)
-    shares = values[values > 0] / values.sum()
-    return float(np.exp(-(shares * np.log(shares)).sum()))
+    from scipy.stats import entropy
+
+    return float(np.exp(entropy(np.linalg.svd(vectors_ND.astype(np.float64), compute_uv=False))))

@@ -105,9 +105,9 @@ def check_model(folder: Path, layers: int, lora_rank: int) -> None:
             raise RevelaError(f"--layers {layers}: {folder} has {depth}, so give at most those")
         keep_lower_layers(transformer, layers)
         with torch.device("meta"):
-            anew = AutoModel.from_config(transformer.config)
+            rebuilt = AutoModel.from_config(transformer.config)
         kept = _factors(transformer)
-        if any(kept.get(name, value) != value for name, value in _factors(anew).items()):
+        if any(kept.get(name, value) != value for name, value in _factors(rebuilt).items()):
             raise RevelaError(
                 f"{folder} ({config.model_type}) scales each layer by how many there are, so its "
                 "lower ones cannot be saved alone: give --layers 0, or another --model"
@@ -148,8 +148,7 @@ def keep_lower_layers(model: PreTrainedModel, layers: int) -> None:
         config.num_hidden_layers = layers
     except NotImplementedError as error:  # Funnel
         raise RevelaError(
-            f"{type(model).__name__} has no lower layers of its own: give --layers 0, or another "
-            "--model"
+            f"{type(model).__name__} cannot be cut to its lower layers: give --layers 0"
         ) from error
     for name, value in list(vars(config).items()):  # layer_types, Longformer's attention_window
         if isinstance(value, list) and len(value) == depth and not name.endswith("_id"):
@@ -220,8 +219,7 @@ def inject_lora(transformer: nn.Module, rank: int, alpha: int, dropout: float) -
         inject_adapter_in_model(config, transformer)
     except ValueError as error:
         raise RevelaError(
-            f"{type(transformer).__name__} has no linear modules in its layers that LoRA can "
-            "change: train all weights by --lora-rank 0, or give another --model"
+            f"{type(transformer).__name__} has no linear layers for LoRA: give --lora-rank 0"
         ) from error
 
 

@@ -225,8 +225,7 @@ def train_context_encoder(
 def _check_slots(model: SentenceTransformer, count: int) -> None:
     if not isinstance(model[0], modules.Transformer):
         raise RevelaError(
-            f"--context {count} needs a transformer, and this model reads each token by itself: "
-            "leave it out, or give another --model"
+            f"--context {count} needs a transformer: leave it out, or give another --model"
         )
     transformer, tokens = model[0].model, model.max_seq_length or 0
     limit = getattr(transformer.config, "max_position_embeddings", None)

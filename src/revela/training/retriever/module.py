@@ -35,7 +35,6 @@ from revela.encoders.torch_model import (
 )
 from revela.training.device import autocast, sent
 from revela.training.packing import packed
-from revela.training.retriever.static_trainable import TrainableTable
 from revela.types import ROLES, Role
 
 
@@ -84,18 +83,8 @@ class RetrieverModule(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Of the weights."""
+        """The device of the weights."""
         return torch.device(self.model.device)
-
-    @property
-    def is_table(self) -> bool:
-        """Whether it is a table of words in training."""
-        return isinstance(self.parts()[0], TrainableTable)
-
-    @property
-    def dimension(self) -> int:
-        """D, of whole vectors."""
-        return int(self.model.get_embedding_dimension() or 0)
 
     @property
     def limit(self) -> int | None:
@@ -111,7 +100,7 @@ class RetrieverModule(nn.Module):
 
     @contextmanager
     def reading(self, max_tokens: int | None) -> Iterator[None]:
-        """Truncate texts at another length meanwhile; None: at the model's own limit."""
+        """While open, truncate texts at another length; None: at the model's own limit."""
         before, self.max_tokens = self.max_tokens, max_tokens
         try:
             yield

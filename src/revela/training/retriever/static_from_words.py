@@ -224,8 +224,7 @@ def _lm_tokenizer(lm: Path) -> Any:
     file = lm / "tokenizer.json"
     if not file.is_file():
         raise RevelaError(
-            f"{lm} has no tokenizer.json, of which a table of words needs the pieces: give another "
-            "--model"
+            f"{lm} has no tokenizer.json, which a table of words needs: give another --model"
         )
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_truncation()
