@@ -622,7 +622,7 @@ def test_both_stages_train_and_a_second_phase_goes_on(request, documents, tmp_pa
     assert "search_query:" in stock.prompts["query"] and "context-3" in stock.prompts["query"]
     found = load_encoder(two, "fp32").encode_queries(texts)
     np.testing.assert_allclose(found, stock.encode_query(texts), atol=1e-5)
-    message = "has 4 slots for documents, and --context 3 with 1 vectors a document was given"
+    message = "has 4 slots, which --context 3 with 1 vectors per document does not fit"
     with pytest.raises(RevelaError, match=message):
         train(first.replace(model=str(one), context=3), documents, tmp_path / "three")
 

@@ -65,7 +65,7 @@ def test_its_form_is_that_of_the_paper(folder):
     assert named == [f"<extra_id_{i}>" for i in range(128)]
     ids = lm.tokenizer("Bees dance, naïvely.")["input_ids"]
     assert ids[-1] == lm.tokenizer.eos_token_id
-    assert lm.around(ids[:-1]) == ids
+    assert lm.with_special_tokens(ids[:-1]) == ids
     assert lm.tokenizer.decode(ids[:-1]) == "Bees dance, naïvely."
 
 

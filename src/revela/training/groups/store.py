@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from revela.errors import RevelaError, first_line
 from revela.files import atomic_write, check_free
 from revela.text.spool import ArrowList, read, write
-from revela.training.groups.strategies import Groups
+from revela.training.groups.strategies import Groups, Indices
 from revela.types import Chunk, Document
 
 MANIFEST, SAMPLE, HELD_OUT = "groups.json", "documents.arrow", "held-out.arrow"
@@ -103,8 +102,8 @@ class GroupFolder:
             _check_digest(self.folder / shard["file"], shard["digest"])
 
     def check_settings(self, given: Mapping[str, Any]) -> None:
-        """Raise RevelaError for a setting of the corpus, given to a run on these groups, that
-        differs from what they were stored with.
+        """Raise RevelaError if a run on these groups is given a setting of the corpus that differs
+        from the stored one.
         """
         for name, value in given.items():
             if name != "language" and self.settings.get("corpus", {}).get(name, value) != value:
@@ -226,9 +225,7 @@ def _write_shards(folder: Path, blocks: Iterable[Any], size: int) -> dict[str, i
     return counts
 
 
-def _members(
-    rows: ArrowList[Chunk], indices: NDArray[np.int64], documents: ArrowList[Document]
-) -> Any:
+def _members(rows: ArrowList[Chunk], indices: Indices, documents: ArrowList[Document]) -> Any:
     """These chunks as a table of ``Member``."""
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -215,7 +215,7 @@ class EncoderDecoder(nn.Module):
             raise RevelaError(f"{self.name} is not a T5Gemma: give one, or --model {NEW}small")
         self.model.model.encoder, self.tokenizer = encoder, tokenizer
 
-    def around(self, ids: Sequence[int]) -> list[int]:
+    def with_special_tokens(self, ids: Sequence[int]) -> list[int]:
         """Add the special tokens that the tokenizer puts before and after a text."""
         before, after = self._special
         return [*before, *ids, *after]
@@ -248,9 +248,7 @@ class EncoderDecoder(nn.Module):
 
     @torch.inference_mode()
     def predict(self, ids_BL: Tensor, begin: Sequence[int], count: int) -> Tensor:
-        """The next ``count`` tokens, greedily, of the decoder's text, which starts with ``begin``;
-        (B, count).
-        """
+        """Decode ``count`` tokens greedily, (B, count), of a text that starts with ``begin``."""
         device = self.model.device
         mask_BL = torch.ones_like(ids_BL, device=device)
         read_BT = torch.tensor([[self.start, *begin]], device=device).repeat(len(ids_BL), 1)

@@ -42,7 +42,8 @@ def spans_by_place(texts: Sequence[str], lm: EncoderDecoder, seed: int = 0) -> d
         for first, last in pairwise(bounds):
             start = rng.randint(first, last - SPAN)
             end = start + SPAN
-            inputs.append(lm.around([*text[:start], lm.sentinels[0], *text[end:length]]))
+            corrupted = [*text[:start], lm.sentinels[0], *text[end:length]]
+            inputs.append(lm.with_special_tokens(corrupted))
             targets.append(text[start:end])
     predicted = []
     for start in progress_bar("spans by place", "batch", range(0, len(inputs), BATCH)):

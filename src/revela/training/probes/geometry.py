@@ -73,7 +73,7 @@ def pairs_of_text(documents: Sequence[Document], count: int, seed: int) -> list[
 
 def _sampled(pairs: Sequence[Pair], count: int, seed: int, size: str) -> list[Pair]:
     if len(pairs) < 2:
-        raise RevelaError(f"{size}: geometry needs two pairs at least, so give more text")
+        raise RevelaError(f"{size}: geometry needs at least two pairs: give more text")
     return random.Random(seed).sample(pairs, min(count, len(pairs)))
 
 

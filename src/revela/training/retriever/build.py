@@ -32,7 +32,7 @@ from revela.types import Document
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-RARE_CASE = 0.005  # of a corpus's letters, at most, in the case that it does not have
+RARE_CASE = 0.005  # share of letters, below which a corpus does not have a case
 
 
 def build_retriever(folder: Path, settings: Retriever) -> SentenceTransformer:
@@ -83,13 +83,13 @@ def check_model(folder: Path, layers: int, lora_rank: int) -> None:
             transformer = AutoModel.from_config(config)
     except Exception as error:  # of a family's own code
         raise RevelaError(f"{folder} cannot be opened as a model: {first_line(error)}") from error
-    encoders = [kind for kind, *_ in stock._ENCODER_ONLY_MODELS]  # nothing public says it
+    encoders = [kind for kind, *_ in stock._ENCODER_ONLY_MODELS]  # there is no public list
     reasons = {
         "reads images too, and a retriever is made of text alone": hasattr(config, "vision_config"),
         "has a decoder that cannot be left out": config.is_encoder_decoder
         and not isinstance(config, tuple(encoders))
         and not config.model_type.startswith("t5gemma"),
-        "reads padding like text, so a vector would depend on the texts beside it": (
+        "reads padding like text, so a vector would depend on its batch": (
             "attention_mask" not in tokenizer.model_input_names
         ),
         "has no plain table of tokens": not isinstance(
@@ -224,7 +224,7 @@ def inject_lora(transformer: nn.Module, rank: int, alpha: int, dropout: float) -
 
 
 def needs_merging(model: SentenceTransformer) -> bool:
-    """Whether ``merged`` would merge something."""
+    """Whether ``merged_copy`` would merge something."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     return any(isinstance(module, BaseTunerLayer | TrainableTable) for module in model.modules())
@@ -234,7 +234,7 @@ def needs_merging(model: SentenceTransformer) -> bool:
 def frozen_in_bf16(model: SentenceTransformer, bf16: bool) -> Iterator[None]:
     """While open, the transformer's frozen linear layers hold bf16 weights, if ``bf16``.
 
-    Autocast would cast them in every forward pass. The fp32 weights wait on the CPU.
+    Autocast would cast them in every forward pass. The fp32 weights are kept on the CPU.
     """
     if bf16:
         can_pack(model[0].model)  # which is tried in fp32
@@ -250,7 +250,7 @@ def frozen_in_bf16(model: SentenceTransformer, bf16: bool) -> Iterator[None]:
             p.data = whole.to(p.device)
 
 
-def merged(model: SentenceTransformer) -> SentenceTransformer:
+def merged_copy(model: SentenceTransformer) -> SentenceTransformer:
     """A frozen copy on the CPU, of stock modules only, with LoRA or the trained table merged."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
