@@ -115,7 +115,7 @@ HARMS = [
     (zeros, "g is damaged"),
     (fewer_groups, "does not have the number of chunks in groups.json"),
     (lambda folder: (folder / "shard-00.arrow").unlink(), "g is damaged .*shard-00.arrow"),
-    (lambda folder: (folder / "groups.json").unlink(), "not a whole group folder"),
+    (lambda folder: (folder / "groups.json").unlink(), "g lacks groups.json"),
     (lambda folder: (folder / "groups.json").write_text("{"), "damaged"),
     (lambda folder: (folder / "groups.json").write_text('{"format": 1}'), "damaged"),
     (lambda folder: (folder / "groups.json").write_text('{"format": 99}'), "another version"),

@@ -66,9 +66,7 @@ class GroupFolder:
         self.folder = folder
         file = folder / MANIFEST
         if not file.is_file():
-            raise RevelaError(
-                f"{folder} is not a whole group folder: it has no {MANIFEST}: {AGAIN}"
-            )
+            raise RevelaError(f"the group folder {folder} lacks {MANIFEST}: {AGAIN}")
         try:
             manifest = json.loads(file.read_text(encoding="utf-8"))
             if manifest["format"] != FORMAT:

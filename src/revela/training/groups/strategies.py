@@ -31,7 +31,7 @@ BLOCK = 2**16  # vectors read at a time
 QUERIES_PER_DOCUMENT = ("title", "authors-words")
 
 Indices = NDArray[np.int64]
-"""Of rows, or a number of each row."""
+"""Indices of rows, or a number for each row."""
 Groups = Callable[[int], Iterator[list[int]]]
 """Epoch -> groups, as indices of rows."""
 

@@ -380,7 +380,7 @@ class LanguageModel(nn.Module):
         return linear_cross_entropy(hidden_RD, weight, targets_R, bias, exact=exact)
 
     def _run(self, module: nn.Module, stream: Stream) -> Any:
-        """Run ``module``, the LM or its body without the head; not the layers below the memory."""
+        """Run the LM, or its body without the head, except layers below the memory's first."""
         # The backward pass runs a checkpointed layer again, without the streams: there the
         # in-batch attention would be missing.
         if getattr(self._inner, "is_gradient_checkpointing", False):
