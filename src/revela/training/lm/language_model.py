@@ -391,13 +391,13 @@ class LanguageModel(nn.Module):
         packed, memory, prefix = stream.packed, stream.memory, stream.prefix
         start = 0 if prefix is None else prefix.keys[0].shape[1]
         positions_1T = packed.layout.positions_T[None] + start
-        given = {"position_ids": positions_1T, "use_cache": False, "stream": stream}
+        inputs = {"position_ids": positions_1T, "use_cache": False, "stream": stream}
         with ExitStack() as stack:
             if memory is not None and (first := min(memory.keys)) > 0:
                 skip = _replaced_forward(self._layers[:first], lambda *_, **__: memory.below)
                 stack.enter_context(skip)
             stack.enter_context(autocast(self.device, self.bf16))
-            return module(input_ids=packed.ids_1T, **given)
+            return module(input_ids=packed.ids_1T, **inputs)
 
 
 def _keep_linear_in_bf16(model: nn.Module) -> None:
