@@ -171,8 +171,8 @@ def test_a_model_that_knows_the_text_finds_the_spans_at_every_place(documents):
         right = [[1000 + at + k for k in range(count)] for at in rows]
         return torch.tensor([r if at >= 20 else [0] * 3 for r, at in zip(right, rows, strict=True)])
 
-    lm = SimpleNamespace(sentinels=[7, 8], around=lambda ids: [*ids, 1], predict=predict, name="m")
-    lm.tokenizer = tokenizer
+    lm = SimpleNamespace(sentinels=[7, 8], tokenizer=tokenizer, predict=predict, name="m")
+    lm.with_special_tokens = lambda ids: [*ids, 1]
     found = spans_by_place(texts, lm)["spans by place"]
     assert [p.value for p in found.places] == [0.0] * 5 + [1.0] * 5 and len(found.places) == PLACES
     assert found.slope.low > 0.1 and found.drop.value == -1.0
