@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Adapt an embedder
 #
-# Adapt MiniLM to raw text, and see whether that wins. The text is the reference of the Python
-# language, which comes with every Python; documents that are held out ask the questions.
+# Adapt MiniLM to raw text, and check whether that helps. The text is the reference of the Python
+# language, which comes with every Python; held-out documents give the queries.
 
 # %%
 from pydoc_data.topics import topics
@@ -16,9 +16,9 @@ held_out = documents[::4]
 rest = [document for document in documents if document not in held_out]
 
 # %% [markdown]
-# A frozen language model reads groups of chunks and tells MiniLM which of them help to predict
-# others. `keep="last"` saves what training gave, so that it can be compared here; without it
-# `train` holds documents out by itself and saves the embedder as it was unless training helped.
+# A frozen language model reads groups of chunks and teaches MiniLM which of them help to predict
+# others. `keep="last"` saves the result of training, so that it can be compared here. Without it,
+# `train` holds documents out by itself, and saves the embedder unchanged unless training helped.
 
 # %%
 result = train(
@@ -33,7 +33,7 @@ print(result)
 
 # %% [markdown]
 # nDCG@10 before and after, by the vectors alone and fused with BM25. With so few documents a
-# difference below .02 can be chance.
+# difference below 0.02 can be chance.
 
 # %%
 evaluator = LabelFreeEvaluator(held_out)

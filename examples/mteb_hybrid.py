@@ -2,8 +2,7 @@
 # # Compare on public benchmarks
 #
 # BM25 and MiniLM on a task of mteb, whose data is downloaded: each alone, fused by rank (RRF) as
-# mteb does it, and fused by Revela's rule, which measures on the task's corpus, without labels, how
-# well words and vectors know it.
+# mteb does it, and fused by Revela's rule, which is calibrated on the task's corpus without labels.
 #
 # `Hybrid` is the rule in mteb's search protocol, around any dense encoder of mteb. It ranks the
 # first 200 documents by words and by vectors, and holds the vectors of a corpus in memory.

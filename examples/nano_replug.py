@@ -199,7 +199,7 @@ def train(retriever: Retriever, lm, lm_tokenizer, chunks: list[Chunk], steps: in
 
 def save(retriever: Retriever, folder: Path) -> None:
     retriever.model.save_pretrained(folder)
-    retriever.tokenizer.chat_template = None  # a text is no user's turn
+    retriever.tokenizer.chat_template = None  # a text is not a chat message
     retriever.tokenizer.save_pretrained(folder)
     width = retriever.model.config.hidden_size
     parts = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]

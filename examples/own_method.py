@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Write a method, and compare it
 #
-# A method is its settings (a frozen dataclass), how a batch is made, and a loss. This one wants the
-# chunks of a document near to each other. [Make a model](../docs/train.md#write-a-method) explains
-# the parts. It can be named on the command line:
+# A method has settings (a frozen dataclass), a function that makes batches, and a loss. This one
+# brings the chunks of a document close together. [Make a model](../docs/train.md#write-a-method)
+# explains the parts. To use it on the command line:
 # `revela train TEXT --method examples/own_method.py:Neighbours`.
 
 # %%
@@ -50,7 +50,7 @@ class NeighboursLoss(RetrieverLoss):
 
 
 # %% [markdown]
-# Trained for a minute beside two others: the same text, start, groups and time.
+# Train it and two other methods for a minute each, with the same text, start and groups.
 
 # %%
 if __name__ == "__main__":

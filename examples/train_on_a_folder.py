@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Text, retriever, search
 #
-# Train a retriever on raw text, see how it does beside BM25, and search with it. The text is the
-# reference of the Python language, which comes with every Python: 79 documents. For your own text
-# give a folder to `train`. Some minutes; the results lie in `runs/`.
+# Train a retriever on raw text, compare it with BM25, and search with it. The text is the reference
+# of the Python language, which comes with every Python: 79 documents. For your own text, give a
+# folder to `train`. This takes some minutes and writes to `runs/`.
 
 # %%
 from pydoc_data.topics import topics
@@ -18,7 +18,7 @@ rest = [document for document in documents if document not in held_out]
 
 # %% [markdown]
 # The retriever starts from the six lower layers of a language model, fitted to the text without
-# labels or gradient steps; then another copy of that model tells it which chunks belong together.
+# labels or gradient steps. Then another copy of that model teaches it which chunks belong together.
 
 # %%
 SMOLLM2 = "embedded:smollm2-135m"
@@ -26,8 +26,9 @@ result = train(rest, "runs/text-retriever", model=SMOLLM2, lm=SMOLLM2, max_minut
 print(result)
 
 # %% [markdown]
-# The held-out documents ask: does the first half of a chunk find the rest of its document, a title
-# its document? nDCG@10 of the retriever, alone and fused with BM25, and of BM25.
+# Queries come from the held-out documents: the first half of a chunk should find the rest of its
+# document, and a title its document. nDCG@10 of the retriever, alone and fused with BM25, and of
+# BM25.
 
 # %%
 evaluator = LabelFreeEvaluator(held_out)

@@ -48,7 +48,7 @@ NO_LORA = {"mamba", "squeezebert"}
 NO_RETRIEVER = {
     "gemma3": "reads images too",
     "fnet": "reads padding like text",
-    "funnel": "has no lower layers of its own: give --layers 0",
+    "funnel": "cannot be cut to its lower layers: give --layers 0",
     "minicpm3": "scales each layer by how many there are",
     "ibert": "has no plain table of tokens",
     "bart": "has a decoder that cannot be left out",
@@ -64,7 +64,7 @@ NO_LM = {
         ),
         "use transformers' AttentionInterface",
     ),
-    "nemotron": "does not hand on to its attention what it is given",
+    "nemotron": "does not pass its arguments on to its attention",
     "diffllama": "calls attention more than once in a layer",
 }
 RETRIEVERS = [kind for kind in DECODERS + ENCODERS if kind not in NO_RETRIEVER]

@@ -91,7 +91,7 @@ def test_not_all_can_have_a_context(contextual, saved_retriever, corpora, tmp_pa
         assert sentence in refused("fit", *arguments)
     few = ("--group-size", 2, "--chunk-words", 20, "--max-steps", 1, "--method", "contrastive-crop")
     err = refused("train", corpora[0], "--model", contextual, *out, *few)
-    assert f"{contextual} has {SLOTS} slots for documents, and --context 0 with 1 vectors" in err
+    assert f"{contextual} has {SLOTS} slots, which --context 0 with 1 vectors per document" in err
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").mkdir()
     assert "out exists: choose another --out" in refused("fit", *baked)

@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoTokenizer
 
-from conftest import tiny_retriever
+from conftest import build_context, tiny_retriever
 from revela.training.methods.cde import Contextual, FilteredLoss, true_negative_mask
 from revela.training.methods.contrastive import info_nce
+from revela.training.recipe import Recipe
 from revela.training.retriever.context import add_context
 from revela.training.retriever.module import RetrieverModule
 from revela.training.settings import Context
@@ -69,7 +70,8 @@ def package(encoder, nano, tiny_lm_folder, slot_dropout: float):
             parameters[name].requires_grad_(True)
     retriever = RetrieverModule(model.train())
     retriever.slot_dropout = slot_dropout
-    return Contextual(FilteredLoss(retriever, tau=nano.TAU), retriever, first), parameters
+    parts = build_context(Recipe.of(context=SLOTS, context_null=0.0), retriever, [], [], False)
+    return Contextual(FilteredLoss(retriever, tau=nano.TAU), first, parts), parameters
 
 
 @pytest.mark.parametrize("null", [0.0, 1.0])

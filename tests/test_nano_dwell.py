@@ -14,7 +14,7 @@ from conftest import make_rows, tiny_retriever, write_texts
 from revela.training.lm.encoder_decoder import ROPE_THETA, load_encoder_decoder
 from revela.training.methods.contrastive import ContrastiveLoss, crop
 from revela.training.methods.dwell import SpanLoss, corrupt
-from revela.training.probes.moved_passage import inserted, places, scores_by_place
+from revela.training.probes.moved_passage import insert_at, places, scores_by_place
 from revela.training.retriever.module import RetrieverModule
 from tests.nano_example import assert_same_gradients, example, gradients
 
@@ -108,7 +108,7 @@ def test_answers_are_moved_and_ranked_as_by_the_package(nano):
         assert set(probe.queries[i]) < {*passage}
         text = " ".join(map(str, rest))
         spans = [match.span() for match in re.finditer(r"\S+", text)]
-        moved = inserted(text, " ".join(map(str, passage)), places(spans))
+        moved = insert_at(text, " ".join(map(str, passage)), places(spans))
         assert [[*map(int, m.split())] for m in moved] == [v[i] for v in probe.versions]
 
     vectors = np.random.default_rng(0).standard_normal((6 + 60 + 9, 5)).astype(np.float32)

@@ -14,7 +14,7 @@ from conftest import tiny_config
 from research.size import code_lines
 from revela.encoders.torch_model import open_model
 from revela.training.lm.language_model import LanguageModel
-from revela.training.methods.revela import RevelaLoss, gates_in_upper_layers, split_in_half
+from revela.training.methods.revela import RevelaLoss, split_in_half
 from revela.training.retriever.module import RetrieverModule
 from tests.nano_example import (
     EXAMPLES,
@@ -46,7 +46,8 @@ def package_loss(nano, model, lm, form):
     """The package's loss, and Sim."""
     gates_LH = None
     if form.gate is not None:
-        gates_LH = gates_in_upper_layers(lm, form.gate, int(form.first_layer * lm.n_layers))
+        gates_LH = torch.zeros(lm.n_layers, lm.n_heads)
+        gates_LH[int(form.first_layer * lm.n_layers) :] = form.gate
     loss = RevelaLoss(RetrieverModule(model), lm, gates_LH=gates_LH, tau=form.tau)
     queries = split_in_half(TEXTS, model.tokenizer, nano.MAX_TOKENS)
     sides = (queries, nano.QUERY), (TEXTS, nano.PASSAGE)

@@ -67,7 +67,7 @@ def test_a_retriever_is_probed(succeeds, retriever, corpus_file, squad_like, tmp
 
 
 REFUSED = [
-    (("--documents", 1), "--documents 1 is no sample"),
+    (("--documents", 1), "--documents must be at least 2 (got 1)"),
     (("--move", "."), "is not a BEIR-layout folder"),
 ]
 

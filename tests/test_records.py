@@ -22,7 +22,7 @@ from revela.evaluation.collection import Collection
 from revela.evaluation.evaluate import outcomes
 from revela.training import training_set
 from revela.training.methods.registry import PRESETS
-from revela.training.methods.revela import InBatch
+from revela.training.methods.revela import Revela
 from revela.training.recipe import Recipe
 from revela.training.train import train
 from revela.training.training_set import TrainingSet
@@ -99,7 +99,7 @@ def keep(request: pytest.FixtureRequest) -> Callable[[str, Record], None]:
 def test_runs(tiny_lm_folder, tmp_path, keep, name, monkeypatch):
     monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))  # the LM's heads are found anew
     if "gate_heads" in RUNS[name]:
-        monkeypatch.setattr(InBatch, "gate_first_layer", 0.3)  # of so few layers
+        monkeypatch.setattr(Revela, "gate_first_layer", 0.3)  # of so few layers
     models = dict.fromkeys(("model", "lm"), str(tiny_lm_folder))
     recipe = Recipe.of(**models | RUNS[name])
     # A tokenizer takes more text.

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +42,7 @@ from torch.utils.flop_counter import flop_registry
 from research.benchmarks.options import parser_of, write_out
 from revela.encoders.torch_model import POOLING_MODES, has_fast_bf16
 from revela.quiet_libraries import silence_libraries
-from revela.training.lm.cross_entropy import linear_cross_entropy
+from revela.training.lm import cross_entropy
 from revela.training.lm.language_model import LanguageModel
 from revela.training.methods.revela import RevelaLoss, gates_on_heads
 from revela.training.recipe import Recipe
@@ -360,7 +361,9 @@ def loss_rows(
     targets_R = torch.randint(config.vocab_size, (n_rows,), device=device)
 
     def in_blocks(logits: int) -> Tensor:
-        return linear_cross_entropy(hidden_RD, weight_VD, targets_R, None, logits).mean()
+        limits = dict.fromkeys(("LOGITS_PER_BLOCK", "LOGITS_PER_BLOCK_OF_A_GPU"), logits)
+        with mock.patch.multiple(cross_entropy, **limits):
+            return cross_entropy.linear_cross_entropy(hidden_RD, weight_VD, targets_R).mean()
 
     def at_once() -> Tensor:
         return F.cross_entropy((hidden_RD @ weight_VD.T).float(), targets_R)

@@ -30,7 +30,7 @@ from revela.training import packing, rank_heads
 from revela.training import train as run
 from revela.training.checks import CheckPlan
 from revela.training.lm.encoder_decoder import EncoderDecoder
-from revela.training.methods.revela import InBatch
+from revela.training.methods.revela import Revela
 from revela.training.recipe import Recipe
 from revela.training.step import BatchReader, Progress
 from tests import test_records
@@ -91,8 +91,8 @@ def trained(name: str, lm: Path, out: Path) -> dict[str, Any]:
     documents = MORE if name == "dwell-spans" else DOCUMENTS
     counted: list[dict[str, int]] = []
     os.environ["REVELA_CACHE"] = str(out.parent / "cache")  # the LM's heads are found here
-    first = 0.3 if "gate_heads" in RUNS[name] else InBatch.gate_first_layer  # as for the records
-    with watched(counted), mock.patch.object(InBatch, "gate_first_layer", first):
+    first = 0.3 if "gate_heads" in RUNS[name] else Revela.gate_first_layer  # as for the records
+    with watched(counted), mock.patch.object(Revela, "gate_first_layer", first):
         for resume in (False, True):
             run.train(recipe, documents, out / "run", plan=CheckPlan(check), resume=resume)
     steps = logged(out / "run")

@@ -476,7 +476,7 @@ def test_judged_pairs_on_the_command_line(refused, corpus_file, tmp_path):
     there = "does not exist: a BEIR-layout folder has its judgements there"
     said = {
         "train": f"revela: {folder / 'qrels/train.tsv'} {there}\n",
-        "groups": "judgements that --pairs reads: give --pairs to revela train, with the corpus i",
+        "groups": "stored groups have no judgements: give --pairs and the corpus itself to revela",
     }
     for verb, sentence in said.items():
         assert sentence in refused(verb, *given, folder, "--model", "embedded:none")
@@ -487,7 +487,7 @@ NOT_MINED = [
     (dict(pairs="judged", join_titles=True), "as they are judged: leave out --join-titles"),
     (dict(negatives=99), "--negatives 99: there are .* passages to mine them"),
     (dict(method="replug", negatives=1), "--negatives has no effect on --method replug"),
-    (dict(negatives_from="x"), "gives 1 runs, .* --negatives 2 .* for 0 folders of --pairs"),
+    (dict(negatives_from="x"), r"needs --negatives, .* \(got 1 run for 0 folders\)"),
     (dict(negatives_from="x", pairs="judged"), "--negatives-from x does not exist: give a"),
 ]
 

@@ -40,7 +40,7 @@ from revela.training.checkpoint import (
 from revela.training.checks import NO_CHECKS, CheckPlan
 from revela.training.methods.heads import save_heads
 from revela.training.methods.registry import METHODS as NAMES
-from revela.training.methods.revela import ChunkBatches, InBatch, RevelaLoss
+from revela.training.methods.revela import ChunkBatches, Revela, RevelaLoss
 from revela.training.recipe import Recipe
 from revela.training.record import Provenance
 from revela.training.retriever.card import Card, metadata_of
@@ -102,7 +102,7 @@ def assert_resume_equals_unbroken(recipe, documents, folder, files=1):
 
 def test_it_learns_in_thirty_steps(taught_lm_folder, tiny_lm_folder, tmp_path, monkeypatch):
     """The LM is frozen, so only a better choice of what to read can lower its loss."""
-    monkeypatch.setattr(InBatch, "gate_first_layer", 0.0)
+    monkeypatch.setattr(Revela, "gate_first_layer", 0.0)
     documents = [Document(row["_id"], row["text"]) for row in make_rows(4, sentences=4, seed=3)]
     recipe = SHORT.replace(
         model=str(tiny_lm_folder), lm=str(taught_lm_folder), max_steps=30,
@@ -522,7 +522,7 @@ def test_dream_takes_its_heads_from_a_file(recipe, taught_lm_folder, documents, 
     save_heads(kind, "siblings", "tiny", resolve(recipe.lm.lm), ranked)
     refused = {
         other: "ranks the heads of another",
-        none: "is no file: give one of revela heads, or one of published, random, random-middle",
+        none: "does not exist: give a file of revela heads, or one of published, random, random",
         kind: "ranks heads by how they look to a related document, and .* --method dream --out",
     }
     for file, message in refused.items():
@@ -622,7 +622,7 @@ def test_both_stages_train_and_a_second_phase_goes_on(request, documents, tmp_pa
     assert "search_query:" in stock.prompts["query"] and "context-3" in stock.prompts["query"]
     found = load_encoder(two, "fp32").encode_queries(texts)
     np.testing.assert_allclose(found, stock.encode_query(texts), atol=1e-5)
-    message = "has 4 slots for documents, and --context 3 with 1 vectors a document was given"
+    message = "has 4 slots, which --context 3 with 1 vectors per document does not fit"
     with pytest.raises(RevelaError, match=message):
         train(first.replace(model=str(one), context=3), documents, tmp_path / "three")
 

@@ -101,7 +101,7 @@ def test_crops_start_from_it_by_lora_too(run_of_spans, documents, tmp_path):
     assert start.keys() == found.keys() and moved
     assert all("proj" in name for name in moved)
     assert load_encoder(tmp_path / "out", "fp32").encode_passages(["ocean1"]).shape == (1, 64)
-    with pytest.raises(RevelaError, match="has no decoder beside its encoder"):
+    with pytest.raises(RevelaError, match="has no decoder: give --model"):
         load_encoder_decoder(tmp_path / "out", bf16=False)
 
 
@@ -171,13 +171,13 @@ def test_a_model_that_knows_the_text_finds_the_spans_at_every_place(documents):
         right = [[1000 + at + k for k in range(count)] for at in rows]
         return torch.tensor([r if at >= 20 else [0] * 3 for r, at in zip(right, rows, strict=True)])
 
-    lm = SimpleNamespace(sentinels=[7, 8], around=lambda ids: [*ids, 1], predict=predict, name="m")
-    lm.tokenizer = tokenizer
+    lm = SimpleNamespace(sentinels=[7, 8], tokenizer=tokenizer, predict=predict, name="m")
+    lm.with_special_tokens = lambda ids: [*ids, 1]
     found = spans_by_place(texts, lm)["spans by place"]
     assert [p.value for p in found.places] == [0.0] * 5 + [1.0] * 5 and len(found.places) == PLACES
     assert found.slope.low > 0.1 and found.drop.value == -1.0
     with pytest.raises(RevelaError, match="29 tokens are too few for 10 spans: raise --max-tok"):
         spans_by_place([texts[0][: 29 * 5 - 1]], lm)
-    with pytest.raises(RevelaError, match="of m has no sentinel"):
+    with pytest.raises(RevelaError, match="m has no sentinel token"):
         lm.sentinels = []
         spans_by_place(texts, lm)

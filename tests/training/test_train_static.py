@@ -112,8 +112,8 @@ def test_rows_and_weights_have_learning_rates_of_their_own(recipe, documents, tm
 def test_what_a_table_cannot_do_is_refused(recipe, documents, tmp_path):
     for changes, sentence in (
         ({"similarity": "dot"}, "--similarity dot is for a transformer, and --model"),
-        ({"context": 2}, "--context 2 needs a transformer, and this model reads each token"),
-        ({"method": Spans(), "lora_rank": 0}, "has no decoder beside its encoder, which spans"),
+        ({"context": 2}, "--context 2 needs a transformer: leave it out"),
+        ({"method": Spans(), "lora_rank": 0}, "has no decoder: give --model new:small"),
     ):
         with pytest.raises(RevelaError, match=sentence) as error:
             train(recipe.replace(**changes), documents, tmp_path / "out")

@@ -67,7 +67,7 @@ def probe(
         Arithmetic; auto is bf16 where the hardware has it.
     """
     if documents < 2:
-        raise RevelaError(f"--documents {documents} is no sample: give 2 or more")
+        raise RevelaError(f"--documents must be at least 2 (got {documents})")
     with extra("train", "revela probe"):
         from revela.training.lm.encoder_decoder import is_encoder_decoder
         from revela.training.probes.run import ProbeOptions, probe_encoder_decoder, probe_retriever
@@ -80,7 +80,7 @@ def probe(
         raise RevelaError(f"{model} has no vectors to probe: make a retriever of it (revela train)")
     if not is_retriever and (move or pairs):
         raise RevelaError(
-            f"{model} is a language model, of which no retrieval is probed: omit --move and --pairs"
+            f"{model} is an encoder-decoder, not a retriever: omit --move and --pairs"
         )
     read, report = read_corpus(corpus, reading)
     print_report(report)

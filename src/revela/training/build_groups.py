@@ -18,7 +18,7 @@ from revela.quiet_libraries import silence_libraries
 from revela.text.load import split_held_out
 from revela.text.spool import ArrowList, arrow_list
 from revela.training.check_settings import check_groups
-from revela.training.groups.order import Model, both_sides, encoders_by
+from revela.training.groups.order import Model, encode_both_sides, encoders_by
 from revela.training.groups.prebuilt import group_members, holds_groups
 from revela.training.groups.store import GroupedCorpus, GroupFolder, Member, check_out, save_groups
 from revela.training.groups.strategies import mixed_groups
@@ -120,7 +120,7 @@ def hardness(recipe: Recipe, folder: GroupFolder) -> float:
     rows = folder.rows.select(np.concatenate(groups))
     model, weighting = _model(recipe.retriever, folder.documents), recipe.fit.token_weighting
     encoders = encoders_by(recipe.groups, settings.precision, model, weighting)
-    queries_RD, passages_RD = both_sides(rows, encoders, recipe.method.reads)
+    queries_RD, passages_RD = encode_both_sides(rows, encoders, recipe.method.reads)
     passage_GND = passages_RD.reshape(len(groups), size, -1)
     query_GND = passage_GND if queries_RD is None else queries_RD.reshape(passage_GND.shape)
     all_G = (query_GND.sum(axis=1) * passage_GND.sum(axis=1)).sum(axis=1)

@@ -14,7 +14,7 @@ from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 from revela.training.groups import similarity as cluster
-from revela.training.groups.similarity import greedy_path, order_by_similarity, paired
+from revela.training.groups.similarity import concatenate_sides, greedy_path, order_by_similarity
 
 
 def points(count: int, width: int, seed: int) -> np.ndarray:
@@ -104,7 +104,7 @@ def test_pairs_that_answer_each_other_the_other_way_round_are_near():
     right at [d2; q2].
     """
     a, b = np.eye(2, dtype=np.float32)
-    own, swapped = paired(np.stack([a, b]), np.stack([b, a]))
+    own, swapped = concatenate_sides(np.stack([a, b]), np.stack([b, a]))
     assert (
         np.allclose(np.linalg.norm(own, axis=1), 1)
         and np.allclose(own[0], swapped[1])
@@ -115,7 +115,7 @@ def test_pairs_that_answer_each_other_the_other_way_round_are_near():
         np.stack([a, b])[kinds] + 0.01 * points(40, 2, 0),
         np.stack([b, a])[kinds] + 0.01 * points(40, 2, 1),
     )
-    own, swapped = paired(queries, passages)
+    own, swapped = concatenate_sides(queries, passages)
     assert sorted(order_by_similarity(own, swapped, 10, 0).tolist()) == list(range(40))
 
 

@@ -65,7 +65,7 @@ def test_its_form_is_that_of_the_paper(folder):
     assert named == [f"<extra_id_{i}>" for i in range(128)]
     ids = lm.tokenizer("Bees dance, naïvely.")["input_ids"]
     assert ids[-1] == lm.tokenizer.eos_token_id
-    assert lm.around(ids[:-1]) == ids
+    assert lm.with_special_tokens(ids[:-1]) == ids
     assert lm.tokenizer.decode(ids[:-1]) == "Bees dance, naïvely."
 
 
@@ -125,7 +125,7 @@ def test_the_decoder_s_vectors_do_not_depend_on_padding_or_order(folder):
 def test_what_is_no_encoder_decoder_is_one_sentence(tiny_lm_folder, saved_retriever, tmp_path):
     assert not is_encoder_decoder(tiny_lm_folder) and not is_encoder_decoder(tmp_path)
     for folder in (tiny_lm_folder, saved_retriever):
-        with pytest.raises(RevelaError, match="has no decoder beside its encoder, which spans"):
+        with pytest.raises(RevelaError, match="has no decoder: give --model new:small"):
             load_encoder_decoder(folder, bf16=False)
 
 
@@ -149,7 +149,7 @@ def test_another_family_is_read_but_not_trained(tmp_path, tiny_tokenizer):
     tiny_tokenizer.save_pretrained(tmp_path)
     lm = load_encoder_decoder(tmp_path, bf16=False)
     assert lm.predict(torch.randint(3, 380, (2, 9)), [5], 3).shape == (2, 3)
-    with pytest.raises(RevelaError, match="is a t5: --method dwell-spans trains T5Gemma"):
+    with pytest.raises(RevelaError, match="is not a T5Gemma: give one"):
         lm.share(torch.nn.Identity(), tiny_tokenizer)
 
 

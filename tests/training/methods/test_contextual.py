@@ -188,7 +188,8 @@ def test_some_slots_of_some_texts_are_dropped(tiny_lm_folder):
 def test_only_the_first_stages_transformer_is_under_bf16_autocast(tiny_lm_folder):
     model, first = parts_of(tiny_lm_folder, double=False)
     retriever, seen = RetrieverModule(model), {}
-    contextual = Contextual(ContrastiveLoss(retriever, tau=TAU), retriever, first, bf16=True)
+    parts = build_context(Recipe.of(context=SLOTS, context_null=0.0), retriever, [], [], True)
+    contextual = Contextual(ContrastiveLoss(retriever, tau=TAU), first, parts)
     for name, part in (("layer", first.model[0].model.layers[0]), ("dense", first.model[3])):
         part.register_forward_hook(
             lambda *_, name=name: seen.update({name: torch.is_autocast_enabled("cpu")})

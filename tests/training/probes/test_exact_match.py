@@ -8,7 +8,7 @@ import pytest
 from conftest import MadeUpEncoder
 from revela.errors import RevelaError
 from revela.text.words import split_evenly
-from revela.training.probes.exact_match import both_orders, exact_match
+from revela.training.probes.exact_match import exact_match
 from revela.training.probes.places import SPARE, TokenWindow, between_words, long_texts
 from revela.types import Document
 
@@ -68,13 +68,6 @@ def test_exact_match_is_a_loop_over_documents_and_parts():
     for test, expected in (("exact match", forward), ("exact match, both orders", mean)):
         values = [p.value for p in found[test].places]
         np.testing.assert_allclose(values, expected.mean(axis=0), atol=1e-6)
-
-
-def test_both_orders_hold_what_is_said_fixed():
-    said, place = np.array([[5.0, 1, 1, 1, 1, 1, 1, 1, 1, 0]]), np.linspace(1, 0, 10)
-    mean = both_orders(said + place, said + place[::-1])
-    assert mean[0, 0] - mean[0, -1] == pytest.approx(1)
-    assert (said + place)[0, 0] - (said + place)[0, -1] == pytest.approx(6)
 
 
 def test_documents_are_cut_between_words_to_what_the_model_reads(tiny_tokenizer):

@@ -9,15 +9,15 @@ from conftest import MadeUpEncoder
 from revela.errors import RevelaError
 from revela.training.probes.moved_passage import (
     Answer,
-    Answered,
-    Moved,
-    inserted,
+    AnswerSet,
+    MovedAnswer,
+    cut_others,
+    insert_at,
     load_answers,
     move_all,
     moved_passage,
     places,
     scores_by_place,
-    untouched,
 )
 from revela.training.probes.places import TokenWindow
 from tests.collection_folder import write_collection, write_lines
@@ -52,7 +52,7 @@ def test_passages_of_one_title_make_an_article_with_the_judged_one_as_its_answer
         Answer(0, PASSAGES[0], ("where is 0", "where is 2"), len(FILLER[0]) + 1),
         Answer(1, PASSAGES[1], ("where is 1",), len(FILLER[1]) + 1),
     ]  # C has no rest to move in
-    message = "has no answer that could be moved, as its judged passages share no title"
+    message = "has no answer to move: give each document as neighbouring passages"
     with pytest.raises(RevelaError, match=message):
         load_answers(write(tmp_path / "c", ARTICLES, [(0, "C0")]))
 
@@ -69,20 +69,20 @@ def test_passages_are_located_in_documents_in_any_case(tmp_path):
     assert found.documents == [sea, "T Hills.", "The salt (3 %)"]
     assert found.answers == [Answer(0, *answer) for answer in answers]
     write_lines(folder / "passages.jsonl", lines[2:])
-    with pytest.raises(RevelaError, match=r"or no text of passages\.jsonl is in its query"):
+    with pytest.raises(RevelaError, match=r"or give texts in passages\.jsonl that are in"):
         load_answers(folder)
 
 
 def test_places_go_from_start_to_end_in_ninths_of_tokens():
     spans = [(0, 2), (3, 20), (21, 22), (23, 24), (25, 26), (27, 28), (29, 30), (31, 32), (33, 90)]
     assert places(spans) == [0, 3, 21, 23, 25, 27, 29, 31, 33, 90]
-    assert inserted("ab cd", " x ", [0, 2, 5]) == ["x ab cd", "ab x cd", "ab cd x"]
+    assert insert_at("ab cd", " x ", [0, 2, 5]) == ["x ab cd", "ab x cd", "ab cd x"]
 
 
 def test_answers_stand_where_they_were_put_and_nowhere_else(tiny_tokenizer):
     text = f"{FILLER[0]} {PASSAGES[0]} {PASSAGES[1]} {FILLER[1]}"
     answers = [Answer(0, PASSAGES[0], ("a",)), Answer(0, PASSAGES[1], ("b",))]
-    answered = Answered("c", [text, FILLER[2]], answers)
+    answered = AnswerSet("c", [text, FILLER[2]], answers)
     moved = move_all(answered, TokenWindow(tiny_tokenizer, 90), 5, 0)
     assert {m.answer.text for m in moved} == set(PASSAGES[:2])
     for m in moved:
@@ -96,15 +96,15 @@ def test_answers_stand_where_they_were_put_and_nowhere_else(tiny_tokenizer):
             assert t.count(answer) == 1 and other not in t
             assert 80 <= len(tiny_tokenizer(t)["input_ids"]) <= 90
             assert "".join(t.replace(answer, "").split()) == "".join(rest)
-    (rest,) = untouched(answered, moved, TokenWindow(tiny_tokenizer, 30))
+    (rest,) = cut_others(answered, moved, TokenWindow(tiny_tokenizer, 30))
     assert FILLER[2].startswith(rest) and set(rest.split()) <= set(FILLER[2].split())
     assert 10 < len(tiny_tokenizer(rest)["input_ids"]) <= 22
 
 
 def test_answers_that_do_not_fit_are_one_sentence(tiny_tokenizer):
     answers = [Answer(0, PASSAGES[0], ("a",)), Answer(1, FILLER[2], ("b",))]
-    answered = Answered("c", [f"{PASSAGES[0]} {FILLER[0]}", FILLER[2]], answers)
-    message = "c: 1 of 2 answers fit beside as much of their document into 90 tokens, and two are"
+    answered = AnswerSet("c", [f"{PASSAGES[0]} {FILLER[0]}", FILLER[2]], answers)
+    message = "c: 1 of 2 answers fit into 90 tokens with as much of their document, and two are"
     with pytest.raises(RevelaError, match=message):
         move_all(answered, TokenWindow(tiny_tokenizer, 90), 5, 0)
 
@@ -133,7 +133,7 @@ class Beginning(MadeUpEncoder):
 
 def test_a_model_that_reads_only_the_beginning_is_found_out():
     moved = [
-        Moved(
+        MovedAnswer(
             Answer(i, c, (c, c)),
             [" ".join([*"z" * p, c, *"z" * (9 - p)]) for p in range(10)],
             c if i else "z",

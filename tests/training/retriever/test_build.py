@@ -24,7 +24,7 @@ from revela.evaluation.evaluate import outcomes
 from revela.searching.index import Index
 from revela.training.checkpoint import trainable_state
 from revela.training.methods.contrastive import ContrastiveLoss
-from revela.training.retriever.build import add_lora, frozen_in_bf16, merged
+from revela.training.retriever.build import add_lora, frozen_in_bf16, merged_copy
 from revela.training.retriever.module import RetrieverEncoder, RetrieverModule
 from revela.training.retriever.save import save_retriever
 
@@ -184,7 +184,7 @@ def test_a_merged_copy_leaves_the_model_as_it_is(tiny_lm_folder):
     fit(model, TEXTS, token_weighting=1e-3, whitening=0.25, lexical=1.0)
     add_lora(model, 4, 8, 0.0)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    final = merged(model)
+    final = merged_copy(model)
     assert {tensor.device.type for tensor in final.state_dict().values()} == {"cpu"}
     for parameter in final.parameters():
         parameter.zero_()

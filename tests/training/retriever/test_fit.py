@@ -199,6 +199,6 @@ def test_what_cannot_be_fitted_is_told_in_one_sentence(tiny_bert_folder):
             revela.fit(model, TEXTS)
     plain = SentenceTransformer(str(tiny_bert_folder))
     for texts in ([], ["one text"], ["", " ", "...", "one text"]):
-        with pytest.raises(revela.RevelaError, match="have words: give two at least"):
+        with pytest.raises(revela.RevelaError, match="have words: give at least two"):
             revela.fit(plain, texts)
     assert len(plain) == 3  # as it was

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from revela.files import atomic_write
 from revela.terminal import progress_bar
 from revela.text.spool import ArrowList, LazyTexts, vectors_on_disk
 from revela.training.distributed import from_rank_zero, gathered, is_rank_zero, my_share, world_size
-from revela.training.groups.similarity import order_by_similarity, paired
+from revela.training.groups.similarity import concatenate_sides, order_by_similarity
+from revela.training.groups.strategies import Indices
 from revela.training.models import load_surrogate
 from revela.training.retriever.fit import lexical_vectors
 from revela.training.settings import Groups, Reads, TorchPrecision
@@ -25,22 +25,20 @@ ORDER = "groups-order.npy"  # file of a run
 
 Model = Callable[[], SentenceTransformer]
 Encode = Callable[[Sequence[str]], Vectors]
+Encoders = tuple[Encode, Encode]
+"""Of queries and of passages."""
 
 
 def similar_order(
-    rows: ArrowList[Chunk],
-    encoders: tuple[Encode, Encode],
-    settings: Groups,
-    seed: int,
-    reads: Reads,
-) -> NDArray[np.int64]:
-    """The order of rows by these encoders of queries and passages: of chunks, or of pairs for
-    methods that read queries.
+    rows: ArrowList[Chunk], encoders: Encoders, settings: Groups, seed: int, reads: Reads
+) -> Indices:
+    """Order rows by the similarity of their vectors: of chunks, or of pairs of query and passage
+    for methods that read queries.
     """
-    queries_RD, vectors_RD = both_sides(rows, encoders, reads)
+    queries_RD, vectors_RD = encode_both_sides(rows, encoders, reads)
     second_RD = None
     if queries_RD is not None:
-        vectors_RD, second_RD = paired(queries_RD, vectors_RD)
+        vectors_RD, second_RD = concatenate_sides(queries_RD, vectors_RD)
     size, steps = settings.cluster_size or settings.group_size, settings.kmeans_steps
     packing, starts = settings.packing, settings.kmeans_starts
     return from_rank_zero(
@@ -50,8 +48,8 @@ def similar_order(
     )
 
 
-def both_sides(
-    rows: ArrowList[Chunk], encoders: tuple[Encode, Encode], reads: Reads
+def encode_both_sides(
+    rows: ArrowList[Chunk], encoders: Encoders, reads: Reads
 ) -> tuple[Vectors | None, Vectors]:
     """The vectors of queries, for methods that read queries, and of passages."""
     encode_queries, encode_passages = encoders
@@ -63,7 +61,7 @@ def both_sides(
 
 def encoders_by(
     settings: Groups, precision: TorchPrecision, model: Model, token_weighting: float
-) -> tuple[Encode, Encode]:
+) -> Encoders:
     """Encoders of queries and passages: the surrogate, or the word vectors of ``model``."""
     if not settings.surrogate:
         by_words = functools.partial(lexical_vectors, model(), token_weighting=token_weighting)
@@ -72,7 +70,7 @@ def encoders_by(
     return encode_in_batches(encoder.encode_queries), encode_in_batches(encoder.encode_passages)
 
 
-def load_or_make(file: Path, make: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
+def load_or_make(file: Path, make: Callable[[], Indices]) -> Indices:
     """Load an array on all ranks; if the file is missing, all ranks make it and the first saves."""
     array = from_rank_zero(lambda: np.load(file) if file.is_file() else None)
     if array is None:
@@ -104,9 +102,6 @@ def encode_on_all_ranks(encode: Encode) -> Encode:
     encode = encode_in_batches(encode)
 
     def encode_share(texts: Sequence[str]) -> Vectors:
-        share = texts[my_share(len(texts))]
-        shares = gathered(encode(share) if share else None)
-        vectors = [vectors_ND for vectors_ND in shares if vectors_ND is not None]
-        return np.concatenate(vectors) if vectors else np.zeros((0, 1), dtype=np.float32)
+        return np.concatenate(gathered(encode(texts[my_share(len(texts))])))
 
     return encode_share if world_size() > 1 else encode

@@ -32,7 +32,7 @@ def _first_is_group(source: Path) -> bool:
     try:
         _, first = next(_rows(source), (0, None))
     except RevelaError:
-        return False  # the error comes when it is read as documents
+        return False  # reading it as documents raises the error
     return isinstance(first.get("text") if isinstance(first, dict) else first, list)
 
 
@@ -40,8 +40,8 @@ _first_of_hub_is_group = functools.cache(_first_is_group)  # one request over th
 
 
 def group_members(source: Path, size: int) -> Iterator[Member]:
-    """The chunks of prebuilt groups, for groups of ``size``: of every row, as one document's, as
-    many texts as fill whole groups.
+    """The chunks of prebuilt groups. Each row is a document, and gives as many texts as fill whole
+    groups of ``size``.
     """
     name = display_path(Path(source.name))
     for number, (place, row) in enumerate(_rows(source)):

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from revela.terminal import progress_bar
+from revela.training.groups.strategies import Indices
 from revela.types import Vectors, unit
 
 BRANCH = 256  # clusters per level
@@ -35,21 +35,21 @@ def order_by_similarity(
     packing: str = "path",
     steps: int = 10,
     starts: int = 1,
-) -> NDArray[np.int64]:
+) -> Indices:
     """Order indices so that neighbours are similar; deterministic for the same vectors and seed.
 
     Args:
-        swapped_ND: for pairs, the second vectors of ``paired``: k-means is trained on them, too,
-            but does not order them.
+        swapped_ND: for pairs, the second vectors of ``concatenate_sides``: k-means is trained on
+            them, too, but does not order them.
         size: average members of a cluster. Their order is random.
         packing: "path", or "random" for a random order of the clusters.
         steps, starts: of k-means; the best of several starts is taken.
     """
     rng = np.random.default_rng(seed)
-    order: list[NDArray[np.int64]] = []
+    order: list[Indices] = []
 
-    def visit(members: NDArray[np.int64], near_D: Vectors | None) -> Vectors:
-        """Append members to the order, beginning near a point; returns the last centroid."""
+    def visit(members: Indices, near_D: Vectors | None) -> Vectors:
+        """Append members to the order, starting near a point; returns the last centroid."""
         k = min(BRANCH, -(-len(members) // size))
         labels = np.zeros(len(members), dtype=np.int64)
         if k > 1:
@@ -92,7 +92,7 @@ def greedy_path(points_KD: Vectors, start: int) -> list[int]:
     return order
 
 
-def paired(queries_ND: Vectors, passages_ND: Vectors) -> tuple[Vectors, Vectors]:
+def concatenate_sides(queries_ND: Vectors, passages_ND: Vectors) -> tuple[Vectors, Vectors]:
     """[q; d] and [d; q] of unit length, (N, 2D) each, for ``order_by_similarity``.
 
     With both, two pairs are also clustered if the query of one is near the passage of the other
@@ -105,12 +105,12 @@ def paired(queries_ND: Vectors, passages_ND: Vectors) -> tuple[Vectors, Vectors]
 def _labels(
     vectors_ND: Vectors,
     swapped_ND: Vectors | None,
-    members: NDArray[np.int64],
+    members: Indices,
     k: int,
     rng: np.random.Generator,
     steps: int,
     starts: int,
-) -> NDArray[np.int64]:
+) -> Indices:
     """The cluster of each member, 0 to k - 1, by the best k-means trained on a sample.
 
     Clusters may be empty. The vectors may be on disk.
@@ -127,7 +127,7 @@ def _labels(
     def trained() -> FastKMeans:
         blocks = {"chunk_size_data": ROWS, "chunk_size_centroids": CENTROIDS}
         seed, width = int(rng.integers(2**31)), sample_ND.shape[1]
-        # On no GPU: fastkmeans 0.5.0's Triton kernel returned labels >= k on an H200.
+        # Not on a GPU: fastkmeans 0.5.0's Triton kernel returned labels >= k on an H200.
         means = FastKMeans(width, k, gpu=False, niter=steps, seed=seed, **blocks)
         with _global_random_state():
             means.train(sample_ND)
@@ -139,8 +139,8 @@ def _labels(
             float(((block - means.centroids[means.predict(block)]) ** 2).sum()) for block in blocks
         )
 
-    begun = (trained() for _ in range(starts))
-    means = next(begun) if starts == 1 else min(begun, key=squared_distances)
+    trials = (trained() for _ in range(starts))
+    means = next(trials) if starts == 1 else min(trials, key=squared_distances)
     return np.concatenate(
         [means.predict(vectors_ND[members[i : i + SAMPLE]]) for i in range(0, len(members), SAMPLE)]
     )

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from revela.errors import RevelaError, first_line
 from revela.files import atomic_write, check_free
 from revela.text.spool import ArrowList, read, write
-from revela.training.groups.strategies import Groups
+from revela.training.groups.strategies import Groups, Indices
 from revela.types import Chunk, Document
 
 MANIFEST, SAMPLE, HELD_OUT = "groups.json", "documents.arrow", "held-out.arrow"
@@ -67,7 +66,7 @@ class GroupFolder:
         self.folder = folder
         file = folder / MANIFEST
         if not file.is_file():
-            raise RevelaError(f"{folder} is no whole group folder, it has no {MANIFEST}: {AGAIN}")
+            raise RevelaError(f"the group folder {folder} lacks {MANIFEST}: {AGAIN}")
         try:
             manifest = json.loads(file.read_text(encoding="utf-8"))
             if manifest["format"] != FORMAT:
@@ -78,8 +77,6 @@ class GroupFolder:
             self._counts = [int(shard["groups"]) for shard in self._shards]
             for shard in self._shards:
                 file, size = folder / shard["file"], int(shard["bytes"])
-                if not file.is_file():
-                    raise RevelaError(f"{file} is missing: {AGAIN}")
                 if (found := file.stat().st_size) != size:
                     raise RevelaError(f"{file} has {found:,} bytes of {size:,}: {AGAIN}")
             for name, digest in manifest.get("digests", {}).items():
@@ -103,8 +100,8 @@ class GroupFolder:
             _check_digest(self.folder / shard["file"], shard["digest"])
 
     def check_settings(self, given: Mapping[str, Any]) -> None:
-        """Raise RevelaError for a setting of the corpus, given to a run on these groups, that
-        differs from what they were stored with.
+        """Raise RevelaError if a run on these groups is given a setting of the corpus that differs
+        from the stored one.
         """
         for name, value in given.items():
             if name != "language" and self.settings.get("corpus", {}).get(name, value) != value:
@@ -157,8 +154,7 @@ def check_out(out: Path, pairs: Sequence[Path]) -> None:
     check_free(out)
     if pairs:
         raise RevelaError(
-            "groups are stored without the judgements that --pairs reads: give --pairs to revela "
-            "train, with the corpus itself"
+            "stored groups have no judgements: give --pairs and the corpus itself to revela train"
         )
 
 
@@ -227,9 +223,7 @@ def _write_shards(folder: Path, blocks: Iterable[Any], size: int) -> dict[str, i
     return counts
 
 
-def _members(
-    rows: ArrowList[Chunk], indices: NDArray[np.int64], documents: ArrowList[Document]
-) -> Any:
+def _members(rows: ArrowList[Chunk], indices: Indices, documents: ArrowList[Document]) -> Any:
     """These chunks as a table of ``Member``."""
     import pyarrow as pa
     import pyarrow.compute as pc

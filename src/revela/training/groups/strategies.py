@@ -30,12 +30,14 @@ BLOCK = 2**16  # vectors read at a time
 # Sources with one query for several chunks of a document, which must not share a group.
 QUERIES_PER_DOCUMENT = ("title", "authors-words")
 
+Indices = NDArray[np.int64]
+"""Indices of rows, or a number for each row."""
 Groups = Callable[[int], Iterator[list[int]]]
 """Epoch -> groups, as indices of rows."""
 
 
 def groups_along(
-    order_R: NDArray[np.int64], rows: ArrowList[Chunk], size: int, seed: int, reads: Reads
+    order_R: Indices, rows: ArrowList[Chunk], size: int, seed: int, reads: Reads
 ) -> Groups:
     """Epoch -> groups of neighbours in this order; no two rows of a group share a query."""
     if reads != "queries":
@@ -55,11 +57,7 @@ def with_queries(rows: ArrowList[Any], groups: Groups, reads: Reads) -> Groups:
 
 
 def document_groups(
-    owners: NDArray[np.int64],
-    size: int,
-    seed: int,
-    epoch: int = 0,
-    vectors_ND: Vectors | None = None,
+    owners: Indices, size: int, seed: int, epoch: int = 0, vectors_ND: Vectors | None = None
 ) -> Iterator[list[int]]:
     """Groups of ``size`` chunk indices, the same for the same seed and epoch.
 
@@ -78,7 +76,9 @@ def document_groups(
     groups: list[Sequence[int]] = []
     for indices in _by_document(owners):
         offset = rng.randrange(min(size, len(indices) - size + 1)) if len(indices) > size else 0
-        for piece in _pieces(indices, size, offset):
+        bounds = sorted({0, *range(offset, len(indices), size), len(indices)})
+        for start, end in pairwise(bounds):
+            piece = indices[start:end]
             kind = groups if len(piece) == size else halves if 2 * len(piece) >= size else shorts
             kind.append(piece)
     rng.shuffle(halves)
@@ -102,7 +102,7 @@ def random_groups(chunks: int, size: int, seed: int, epoch: int = 0) -> Iterator
 
 
 def interleaved_groups(
-    owners: NDArray[np.int64], size: int, passages: int, seed: int, epoch: int = 0
+    owners: Indices, size: int, passages: int, seed: int, epoch: int = 0
 ) -> Iterator[list[int]]:
     """Groups of consecutive chunks of d11, d21, ..., dn1, d12, d22, ... (Revela, section 4.1).
 
@@ -118,7 +118,7 @@ def interleaved_groups(
 
 
 def ordered_groups(
-    orders: Sequence[NDArray[np.int64]], size: int, seed: int, epoch: int = 0
+    orders: Sequence[Indices], size: int, seed: int, epoch: int = 0
 ) -> Iterator[list[int]]:
     """Groups of consecutive chunks of each order, from a random start. None spans two orders."""
     rng = random.Random(f"{seed}/{epoch}")
@@ -130,9 +130,7 @@ def ordered_groups(
     yield from _shuffled(groups, rng)
 
 
-def rounds_of_queries(
-    order: NDArray[np.int64], query_of: NDArray[np.int64], seed: int, epoch: int
-) -> list[NDArray[np.int64]]:
+def rounds_of_queries(order: Indices, query_of: Indices, seed: int, epoch: int) -> list[Indices]:
     """Split an order so that no part has two chunks of one query, which would be each other's
     negatives.
 
@@ -168,11 +166,7 @@ def mixed_groups(
 
 
 def spread_groups(
-    owners: NDArray[np.int64],
-    size: int,
-    seed: int,
-    epoch: int = 0,
-    vectors_ND: Vectors | None = None,
+    owners: Indices, size: int, seed: int, epoch: int = 0, vectors_ND: Vectors | None = None
 ) -> Iterator[list[int]]:
     """Groups of chunks of different documents, for contrastive methods.
 
@@ -227,16 +221,9 @@ def _shuffled(groups: list[Sequence[int]], rng: random.Random) -> Iterator[list[
         yield group
 
 
-def _by_document(owners: NDArray[np.int64]) -> Iterator[range]:
+def _by_document(owners: Indices) -> Iterator[range]:
     """The chunks of each document."""
     bounds = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
     for start, end in pairwise(bounds):
         if end > start:
             yield range(start, end)
-
-
-def _pieces(indices: range, size: int, offset: int) -> Iterator[range]:
-    if offset:
-        yield indices[:offset]
-    for start in range(offset, len(indices), size):
-        yield indices[start : start + size]

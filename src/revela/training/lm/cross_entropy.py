@@ -28,7 +28,6 @@ def linear_cross_entropy(
     weight_VD: Tensor,
     targets_R: Tensor,
     bias_V: Tensor | None = None,
-    logits_per_block: int | None = None,
     *,
     exact: bool = False,
 ) -> Tensor:
@@ -39,14 +38,12 @@ def linear_cross_entropy(
         weight_VD: W, frozen or trained. The products are computed in its dtype.
         targets_R: token ids.
         bias_V: b.
-        logits_per_block: logits in memory at a time. None: as many as suit the device.
         exact: do not round logits to the dtype of half-precision weights. Losses differ by some
             0.01 nats, which matters for differences of likelihoods. A GPU never rounds them; a CPU
             takes three times as long.
     """
-    if logits_per_block is None:
-        on_cpu = hidden_RD.device.type == "cpu"
-        logits_per_block = LOGITS_PER_BLOCK if on_cpu else LOGITS_PER_BLOCK_OF_A_GPU
+    on_cpu = hidden_RD.device.type == "cpu"
+    logits_per_block = LOGITS_PER_BLOCK if on_cpu else LOGITS_PER_BLOCK_OF_A_GPU
     rows_per_block = max(1, logits_per_block // len(weight_VD))
     losses_R: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         hidden_RD, weight_VD, targets_R, bias_V, rows_per_block, exact

@@ -180,8 +180,7 @@ def load_encoder_decoder(folder: Path, bf16: bool) -> EncoderDecoder:
     whole = folder / FOLDER if (folder / FOLDER).is_dir() else folder
     if not is_encoder_decoder(whole):
         raise RevelaError(
-            f"{folder} has no decoder beside its encoder, which spans need: give --model "
-            f"{NEW}small, a T5Gemma, or the folder of a run of --method dwell-spans"
+            f"{folder} has no decoder: give --model {NEW}small, a T5Gemma, or a run of dwell-spans"
         )
     model = opened_model(AutoModelForSeq2SeqLM, whole, "an encoder-decoder", dtype=torch.float32)
     return EncoderDecoder(model, load_tokenizer(whole), str(folder), bf16)
@@ -213,13 +212,10 @@ class EncoderDecoder(nn.Module):
         Only T5Gemma's sides share nothing else.
         """
         if self.model.config.model_type != "t5gemma":
-            raise RevelaError(
-                f"{self.name} is a {self.model.config.model_type}: --method dwell-spans trains "
-                f"T5Gemma, {NEW}small for example"
-            )
+            raise RevelaError(f"{self.name} is not a T5Gemma: give one, or --model {NEW}small")
         self.model.model.encoder, self.tokenizer = encoder, tokenizer
 
-    def around(self, ids: Sequence[int]) -> list[int]:
+    def with_special_tokens(self, ids: Sequence[int]) -> list[int]:
         """Add the special tokens that the tokenizer puts before and after a text."""
         before, after = self._special
         return [*before, *ids, *after]
@@ -252,9 +248,7 @@ class EncoderDecoder(nn.Module):
 
     @torch.inference_mode()
     def predict(self, ids_BL: Tensor, begin: Sequence[int], count: int) -> Tensor:
-        """The next ``count`` tokens, greedily, of the decoder's text, which starts with ``begin``;
-        (B, count).
-        """
+        """Decode ``count`` tokens greedily, (B, count), of a text that starts with ``begin``."""
         device = self.model.device
         mask_BL = torch.ones_like(ids_BL, device=device)
         read_BT = torch.tensor([[self.start, *begin]], device=device).repeat(len(ids_BL), 1)

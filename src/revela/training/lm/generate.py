@@ -28,7 +28,7 @@ Writer = Callable[[Sequence[str]], list[str]]
 
 
 def writer(folder: Path, prompt: str, passage_tokens: int, precision: Precision) -> Writer:
-    """Open the LM in a folder as a function that writes about passages, greedily.
+    """Open the LM in a folder, as a function that writes about passages by greedy decoding.
 
     The text of the prompt before ``PLACE`` is read here, once. Passages are truncated to
     ``passage_tokens``.

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +41,7 @@ USE = "use a Llama, Qwen2/3, Gemma 3, Mistral or GPT-NeoX model as --lm"
 
 
 class Attended(NamedTuple):
-    """What the attention of a layer reads, and the factor on its scores; None: D ** -0.5."""
+    """Inputs of a layer's attention, and the factor on its scores (None: D ** -0.5)."""
 
     query_HTD: Tensor
     key_GTD: Tensor
@@ -78,11 +78,6 @@ class KVCache:
     values: dict[int, Tensor] = field(default_factory=dict)
     below: Any = None
 
-    @property
-    def length(self) -> int:
-        """The number of tokens."""
-        return int(next(iter(self.keys.values())).shape[1])
-
     def part(self, start: int, end: int) -> KVCache:
         """Keys and values of these tokens only."""
         sides = self.keys, self.values
@@ -98,7 +93,7 @@ class Stream:
     """State of a forward pass, shared by the attention of all layers.
 
     Attributes:
-        layout: the chunks.
+        packed: the chunks.
         keep: layers whose keys and values go into ``kept``.
         mix: changes the attention output; None: the plain LM.
         memory: of stream e over the same chunks, for ``mix``.
@@ -107,7 +102,7 @@ class Stream:
         layers_run: how often the attention of each layer has run.
     """
 
-    layout: Layout
+    packed: Packed
     keep: Collection[int] = ()
     mix: Mix | None = None
     memory: KVCache | None = None
@@ -155,16 +150,10 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """Causal attention within each packed chunk, then the stream's mix."""
     if stream is None:
-        raise NoStream(
-            "this model's attention belongs to a revela.training.lm.LanguageModel: "
-            "call its prefill(), logits() and loss()"
-        )
+        raise NoStream("call LanguageModel.logits() or loss() in place of the model inside it")
     if given.get("s_aux") is not None:
-        raise RevelaError(
-            "in-batch attention does not support attention sinks: "
-            "use a Llama, Qwen or Gemma 3 model as --lm"
-        )
-    layer, layout = int(module.layer_idx), stream.layout
+        raise RevelaError(f"in-batch attention does not support attention sinks: {USE}")
+    layer, layout = int(module.layer_idx), stream.packed.layout
     query, key, value = query[0], key[0], value[0]
     prefix = stream.begin(layer, key, value)
     longest = max(layout.lengths) + (0 if prefix is None else prefix[0].shape[1])
@@ -199,9 +188,6 @@ class LanguageModel(nn.Module):
             scores, attention sinks, or layers that bypass the attention interface.
     """
 
-    _inner: Any
-    _body: Any
-
     def __init__(self, model: Any, name: str = "the language model", bf16: bool = False) -> None:
         from transformers import AttentionInterface
 
@@ -226,10 +212,7 @@ class LanguageModel(nn.Module):
     def _check_unsupported(self, config: Any) -> None:
         inner, who = self._inner, f"{self.name} ({config.model_type})"
         if getattr(config, "is_encoder_decoder", False):
-            raise RevelaError(
-                f"{self.name} is an encoder-decoder and in-batch attention needs a decoder-only "
-                f"LM: {USE}"
-            )
+            raise RevelaError(f"{self.name} is an encoder-decoder, not a decoder-only LM: {USE}")
         if not getattr(inner, "_supports_attention_backend", False) or not inner._supports_sdpa:
             raise RevelaError(f"{who} does not use transformers' AttentionInterface: {USE}")
         if getattr(config, "attn_logit_softcapping", None):
@@ -247,14 +230,13 @@ class LanguageModel(nn.Module):
         output.
         """
         ones = torch.ones(1, 2, dtype=torch.long)
-        packed = self.pack(ones, ones)
-        stream = Stream(packed.layout)
+        stream = Stream(self.pack(ones, ones))
         who = f"{self.name} ({self._inner.config.model_type})"
         try:
-            logits_TV = self._run(self._inner, packed, stream).logits[0]
+            logits_TV = self._run(self._inner, stream).logits[0]
         except NoStream as error:
             raise RevelaError(
-                f"{who} does not hand on to its attention what it is given: {USE}"
+                f"{who} does not pass its arguments on to its attention: {USE}"
             ) from error
         if missing := sorted(set(range(self.n_layers)) - stream.layers_run.keys()):
             raise RevelaError(
@@ -264,7 +246,7 @@ class LanguageModel(nn.Module):
             raise RevelaError(f"{who} calls attention more than once in a layer: {USE}")
         # Some models scale or cap their logits after the head.
         self._head = self._inner.get_output_embeddings()
-        hidden_TD = self._run(self._body, packed, Stream(packed.layout)).last_hidden_state[0]
+        hidden_TD = self._run(self._body, Stream(stream.packed)).last_hidden_state[0]
         with autocast(self.device, self.bf16):
             head_TV = self._head(hidden_TD)
         self._logits_are_heads = logits_TV.device.type == "meta" or torch.allclose(
@@ -322,8 +304,7 @@ class LanguageModel(nn.Module):
         """Stream e: run the plain LM and keep the keys and values of ``layers``, and the output of
         the layer below the first of them.
         """
-        self._check_checkpointing()
-        stream = Stream(packed.layout, keep=frozenset(layers), last=max(layers))
+        stream = Stream(packed, keep=frozenset(layers), last=max(layers))
         first = min(layers)
 
         def keep_output(_layer: nn.Module, _inputs: Any, output: Any) -> None:
@@ -335,8 +316,7 @@ class LanguageModel(nn.Module):
             if first > 0:
                 stack.enter_context(self._layers[first - 1].register_forward_hook(keep_output))
             stack.enter_context(suppress(StopForward))
-            self._run(self._body, packed, stream)
-        self._check_run(stream, layers)
+            self._run(self._body, stream)
         return stream.kept
 
     def logits(
@@ -355,17 +335,17 @@ class LanguageModel(nn.Module):
             mix: changes the attention output.
             prefix: every layer's keys and values of a text that each chunk continues.
         """
-        logits_TV: Tensor = self._run_mixed(self._inner, packed, memory, mix, prefix).logits[0]
+        stream = Stream(packed, mix=mix, memory=memory, prefix=prefix)
+        logits_TV: Tensor = self._run(self._inner, stream).logits[0]
         return logits_TV
 
     def run_attention(self, packed: Packed, mix: Mix, prefix: KVCache) -> None:
         """Run the LM up to the attention of its last layer, for a ``mix`` that observes attention;
         ``prefix`` as for ``logits``.
         """
-        stream = Stream(packed.layout, mix=mix, prefix=prefix, last=self.n_layers - 1)
+        stream = Stream(packed, mix=mix, prefix=prefix, last=self.n_layers - 1)
         with suppress(StopForward):
-            self._run(self._body, packed, stream)
-        self._check_run(stream, range(self.n_layers))
+            self._run(self._body, stream)
 
     def loss(self, packed: Packed, memory: KVCache | None = None, mix: Mix | None = None) -> Tensor:
         """Mean cross-entropy (nats per token) of all tokens but the first of each chunk; arguments
@@ -386,49 +366,21 @@ class LanguageModel(nn.Module):
         """Cross-entropy (nats) of the token after each of these rows, (R,); ``exact`` as for
         ``linear_cross_entropy``, the other arguments as for ``logits``.
         """
-        streams = memory, mix, prefix
+        stream = Stream(packed, mix=mix, memory=memory, prefix=prefix)
         targets_R = packed.ids_1T[0, rows_R + 1]
         of_head = {name for name, _ in self._head.named_parameters()}
         if not self._logits_are_heads or of_head - {"weight", "bias"}:  # scaled, or with LoRA
-            logits_RV = self.logits(packed, *streams).index_select(0, rows_R)
+            logits_RV = self._run(self._inner, stream).logits[0].index_select(0, rows_R)
             wide = torch.promote_types(logits_RV.dtype, torch.float32)
             return F.cross_entropy(logits_RV.to(wide), targets_R, reduction="none")
-        output = self._run_mixed(self._body, packed, *streams)
-        hidden_RD = output.last_hidden_state[0].index_select(0, rows_R)
+        hidden_RD = self._run(self._body, stream).last_hidden_state[0].index_select(0, rows_R)
         weight, bias = self._head.weight, self._head.bias
         if self.bf16:  # a trained head, which is kept in fp32
             weight = weight.to(torch.bfloat16)
         return linear_cross_entropy(hidden_RD, weight, targets_R, bias, exact=exact)
 
-    def _run_mixed(
-        self,
-        module: nn.Module,
-        packed: Packed,
-        memory: KVCache | None,
-        mix: Mix | None,
-        prefix: KVCache | None,
-    ) -> Any:
-        """Run ``module``, the LM or its body without the head, as stream h."""
-        if mix is not None:
-            self._check_checkpointing()
-        stream = Stream(packed.layout, mix=mix, memory=memory, prefix=prefix)
-        with ExitStack() as stack:
-            if memory is not None and (first := min(memory.keys)) > 0:
-                skip = _replaced_forward(self._layers[:first], lambda *_, **__: memory.below)
-                stack.enter_context(skip)
-            output = self._run(module, packed, stream)
-        self._check_run(stream, () if memory is None else memory.keys)
-        return output
-
-    def _run(self, module: nn.Module, packed: Packed, stream: Stream) -> Any:
-        start = 0 if stream.prefix is None else stream.prefix.length
-        positions_1T = packed.layout.positions_T[None] + start
-        with autocast(self.device, self.bf16):
-            return module(
-                input_ids=packed.ids_1T, position_ids=positions_1T, use_cache=False, stream=stream
-            )
-
-    def _check_checkpointing(self) -> None:
+    def _run(self, module: nn.Module, stream: Stream) -> Any:
+        """Run the LM, or its body without the head, except layers below the memory's first."""
         # The backward pass runs a checkpointed layer again, without the streams: there the
         # in-batch attention would be missing.
         if getattr(self._inner, "is_gradient_checkpointing", False):
@@ -436,12 +388,16 @@ class LanguageModel(nn.Module):
                 f"gradient checkpointing is on in {self.name}: "
                 "call gradient_checkpointing_disable() on the LM"
             )
-
-    def _check_run(self, stream: Stream, layers: Iterable[int]) -> None:
-        if missing := sorted(set(layers) - stream.layers_run.keys()):
-            raise RevelaError(
-                f"{self.name}: layers {missing} ran without in-batch attention; {USE}"
-            )
+        packed, memory, prefix = stream.packed, stream.memory, stream.prefix
+        start = 0 if prefix is None else prefix.keys[0].shape[1]
+        positions_1T = packed.layout.positions_T[None] + start
+        inputs = {"position_ids": positions_1T, "use_cache": False, "stream": stream}
+        with ExitStack() as stack:
+            if memory is not None and (first := min(memory.keys)) > 0:
+                skip = _replaced_forward(self._layers[:first], lambda *_, **__: memory.below)
+                stack.enter_context(skip)
+            stack.enter_context(autocast(self.device, self.bf16))
+            return module(input_ids=packed.ids_1T, **inputs)
 
 
 def _keep_linear_in_bf16(model: nn.Module) -> None:

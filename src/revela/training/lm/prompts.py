@@ -156,5 +156,5 @@ def plain_ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def start_ids(tokenizer: Any) -> list[int]:
-    """The BOS token, if this tokenizer puts one before a text; else nothing."""
+    """The BOS token if this tokenizer puts one before a text; otherwise empty."""
     return [i for i in tokenizer("a")["input_ids"][:1] if i == tokenizer.bos_token_id]

@@ -7,9 +7,9 @@ A method is one file: its settings (a frozen dataclass, ``Method``), its batches
 GradCache (Gao et al., 2021) computes a step's backward pass in parts, with the same gradient:
 - ``embed_in_parts`` runs the retriever on a few texts at a time without storing activations. The
   backward pass runs it again.
-- ``detached_backward`` differentiates a loss at once by a few small tensors. This frees the graph
-  of the loss before the backward pass through what made those tensors. With both, memory is the
-  larger of the two graphs, not their sum.
+- ``detached_backward`` computes the gradient of a loss with respect to a few small tensors at once.
+  This frees the graph of the loss before the backward pass through what made those tensors. With
+  both, memory is the larger of the two graphs instead of their sum.
 
 Shapes: N texts of a batch, n of one of its groups, D width of a vector.
 """
@@ -67,7 +67,7 @@ class Method:
 
     name: ClassVar[str] = ""
     file: ClassVar[str] = ""
-    "FILE.py:Class, of a class that was named so."
+    "FILE.py:Class, if --method named the class so."
     reads: ClassVar[Reads] = "chunks"
     "Rows of a group: chunks; chunks with queries; or windows, which are joined chunks."
     learned_from: ClassVar[str] = "{model} was trained by a method of its own."
@@ -108,12 +108,12 @@ class Method:
         return training.groups_per_step % whole > 0
 
     def model_of_batches(self, groups: Groups) -> str:
-        """The name of a model that makes the batches; "": none does."""
+        """The name of the model that makes the batches; "" if there is none."""
         return ""
 
     def lm_length(self, size: int, tokens: int) -> int:
-        """Maximum tokens that the LM reads in sequence, for groups of ``size`` texts of at most so
-        many ``tokens``.
+        """Maximum tokens that the LM reads in sequence, for groups of ``size`` texts, each of at
+        most ``tokens`` tokens.
         """
         return tokens
 
@@ -122,7 +122,7 @@ class Method:
         raise NotImplementedError
 
     def save(self, loss: nn.Module, folder: Path) -> None:
-        """Save other trained modules than the retriever; by default there are none.
+        """Save trained modules other than the retriever; by default there are none.
 
         Args:
             loss: the module from ``build``.
@@ -177,7 +177,7 @@ class BuildContext:
     written: GeneratedQueries | None = None
     "Queries that a language model writes during training."
     heads: Callable[[Callable[[], Heads]], Heads] = lambda find: find()
-    "The LM's heads that the run uses: those that ``find`` gives, or a resumed run began with."
+    "Returns the LM's heads for the run: those of ``find``, or those that a resumed run began with."
     prompts: Callable[[int], Prompts] = lambda document: Prompts()
     "Document -> prompts of its domain, which follow the retriever's own."
     is_shared: bool = False
@@ -214,7 +214,7 @@ class BuildContext:
         return {f"{name}_{k}": v for k, v in tensors.items()}
 
     def share(self, length: int) -> slice:
-        """This process's part of the texts of a side; all if there are fewer than processes."""
+        """This process's share of a side's texts; all of them if there are more processes."""
         is_shared = self.is_shared and length >= distributed.world_size()
         return distributed.my_share(length) if is_shared else slice(length)
 
@@ -248,19 +248,10 @@ class RetrieverLoss(nn.Module):
         """The rows of a batch, split by group."""
         return torch.split(rows_N, self.group_size or len(rows_N))
 
-    def places(self, count: int) -> list[slice]:
-        """The slice of each group in a batch of ``count`` rows."""
-        size = self.group_size or count
-        return [slice(start, start + size) for start in range(0, count, size)]
-
     def cosines(self, query: Side, passage: Side) -> list[Tensor]:
         """(n, n) cosines of each group: queries in rows, passages in columns."""
-        return self.cosines_of(self.embed(query), self.embed(passage))
-
-    def cosines_of(self, query_ND: Tensor, passage_ND: Tensor) -> list[Tensor]:
-        """``cosines`` of unit vectors."""
-        pairs = zip(self.groups(query_ND), self.groups(passage_ND), strict=True)
-        return [query_nD @ passage_nD.T for query_nD, passage_nD in pairs]
+        sides = self.groups(self.embed(query)), self.groups(self.embed(passage))
+        return [query_nD @ passage_nD.T for query_nD, passage_nD in zip(*sides, strict=True)]
 
 
 def embed_in_parts(vectors: Callable[[Side], Tensor], features: Side, batch: int) -> Tensor:
@@ -318,12 +309,6 @@ def group_weights(group_N: Sequence[int], counts: Sequence[int] | None = None) -
     return torch.tensor([1 / (len(parts) * parts[group]) for group in group_N])
 
 
-def off_diagonal_softmax(scores_nn: Tensor) -> Tensor:
-    """Softmax of each row over j != i; 0 on the diagonal."""
-    diagonal_nn = torch.eye(len(scores_nn), dtype=torch.bool, device=scores_nn.device)
-    return scores_nn.masked_fill(diagonal_nn, -torch.inf).softmax(dim=-1)
-
-
 def off_diagonal(scores_nn: Tensor) -> Tensor:
     """(n, n - 1) rows without the diagonal. (A boolean mask would synchronise with a GPU.)"""
     size = len(scores_nn)
@@ -338,23 +323,15 @@ def load_lm(parts: BuildContext, trained: bool = False) -> tuple[Any, Any, Path]
     """
     settings, retriever = parts.lm, parts.retriever
     folder = find_weights(settings.lm, retriever.offline_model)
-    lora = retriever.lora_rank, retriever.lora_alpha, retriever.lora_dropout
-    lm = load_language_model(
-        folder, bf16=parts.bf16, lora=lora if trained else None, name=settings.lm
-    )
+    lora = (retriever.lora_rank, retriever.lora_alpha, retriever.lora_dropout) if trained else None
+    lm = load_language_model(folder, bf16=parts.bf16, lora=lora, name=settings.lm)
     return lm.to(parts.device), load_tokenizer(folder), folder
 
 
 def tokenize(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> Mapping[str, Tensor]:
     """``input_ids`` and ``attention_mask`` for the LM, padded on the right."""
-    tokens: Mapping[str, Tensor] = tokenizer(
-        texts,
-        truncation=True,
-        max_length=max_tokens,
-        padding=True,
-        padding_side="right",
-        return_tensors="pt",
-    )
+    form = {"padding": True, "padding_side": "right", "return_tensors": "pt"}
+    tokens: Mapping[str, Tensor] = tokenizer(texts, truncation=True, max_length=max_tokens, **form)
     return tokens
 
 

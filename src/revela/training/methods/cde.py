@@ -112,7 +112,6 @@ from revela.types import Vectors
 
 if TYPE_CHECKING:
     from revela.training.retriever.context import ContextEncoder
-    from revela.training.retriever.module import RetrieverModule
 
 PAPER: Preset = (
     NO_FIT
@@ -157,25 +156,26 @@ class CDE(Pairs):
         return groups.surrogate if self.filter == "same" else self.filter
 
     def build(self, parts: BuildContext) -> tuple[nn.Module, Collate]:
-        training, surrogate = parts.training, None
-        if name := self.model_of_batches(parts.groups):
-            surrogate = load_surrogate(name, training.precision, parts.groups.surrogate_tokens)
+        training, name = parts.training, self.model_of_batches(parts.groups)
+        if not name:
+            return super().build(parts)
+        surrogate = load_surrogate(name, training.precision, parts.groups.surrogate_tokens)
         loss = FilteredLoss(parts.model, tau=self.tau, retriever_batch=training.retriever_batch)
         return loss, FilteredBatches(parts, surrogate)
 
 
 @dataclass(frozen=True)
 class FilteredBatches(QueryBatches):
-    """Adds the surrogate's vectors of queries and passages, if there is a surrogate."""
+    """Adds the surrogate's vectors of queries and passages."""
 
-    surrogate: TextEncoder | None = None
+    surrogate: TextEncoder
 
     def sides(self, queries: Sequence[str], passages: Sequence[str]) -> Batch:
-        batch = super().sides(queries, passages)
-        if self.surrogate is not None:
-            batch["query_surrogate"] = self._encoded(self.surrogate.encode_queries, queries)
-            batch["passage_surrogate"] = self._encoded(self.surrogate.encode_passages, passages)
-        return batch
+        return {
+            **super().sides(queries, passages),
+            "query_surrogate": self._encoded(self.surrogate.encode_queries, queries),
+            "passage_surrogate": self._encoded(self.surrogate.encode_passages, passages),
+        }
 
     def _encoded(self, encode: Callable[[Sequence[str]], Vectors], texts: Sequence[str]) -> Tensor:
         """The surrogate's vectors, of which each process computes its share."""
@@ -189,13 +189,11 @@ class FilteredLoss(ContrastiveLoss):
 
     def forward(self, features: Sequence[dict[str, Any]]) -> Tensor:
         """Loss in nats per query; ``features`` as for ContrastiveLoss, with a mask of ``allowed``
-        passages and, if there is a ``surrogate``, its vectors of both sides.
+        passages, and the ``surrogate``'s vectors of both sides.
         """
         query, passage = ({**side} for side in features)
-        surrogate_QS, surrogate_BS = (side.pop("surrogate", None) for side in (query, passage))
-        if surrogate_QS is not None and surrogate_BS is not None:
-            true_QB = true_negative_mask(surrogate_QS, surrogate_BS, query["target"])
-            query["allowed"] = query["allowed"] & true_QB
+        surrogates = query.pop("surrogate"), passage.pop("surrogate")
+        query["allowed"] = query["allowed"] & true_negative_mask(*surrogates, query["target"])
         return super().forward([query, passage])
 
 
@@ -212,12 +210,9 @@ def in_context(
     loss: nn.Module, collate: Collate, parts: BuildContext, encoder: ContextEncoder
 ) -> tuple[nn.Module, Collate]:
     """A method's loss and collator for a retriever that reads a context."""
-    constant, retriever, settings = encoder.constant, parts.model, parts.context
-    retriever.slot_dropout = 0.0 if constant else settings.context_dropout
-    null, batch = settings.context_null, parts.training.retriever_batch
-    contextual = Contextual(
-        loss, retriever, encoder, null=null, retriever_batch=batch, bf16=parts.bf16
-    )
+    constant = encoder.constant
+    parts.model.slot_dropout = 0.0 if constant else parts.context.context_dropout
+    contextual = Contextual(loss, encoder, parts)
     return contextual, collate if constant else ContextBatches(parts, collate, encoder)
 
 
@@ -225,29 +220,16 @@ class Contextual(nn.Module):
     """The loss of a method whose retriever reads a context per batch.
 
     Args:
-        loss: trains ``retriever``.
-        retriever: the second stage.
-        context_encoder: the first stage. Unless it is constant, its documents are the last side of
-            a batch.
-        null: probability of a batch without documents.
-        retriever_batch: documents per forward pass; see ``embed_in_parts``.
-        bf16: run the first stage's transformer under bf16 autocast.
+        loss: trains the retriever, which is the second stage.
+        encoder: the first stage. Unless it is constant, its documents are the last side of a batch.
+        parts: what the method is built from.
     """
 
-    def __init__(
-        self,
-        loss: nn.Module,
-        retriever: RetrieverModule,
-        context_encoder: ContextEncoder,
-        *,
-        null: float = 0.0,
-        retriever_batch: int = 0,
-        bf16: bool = False,
-    ) -> None:
+    def __init__(self, loss: nn.Module, encoder: ContextEncoder, parts: BuildContext) -> None:
         super().__init__()
-        self.loss, self.retriever = loss, retriever
-        self.context_encoder = context_encoder
-        self.null, self.retriever_batch, self.bf16 = null, retriever_batch, bf16
+        self.loss, self.retriever, self.context_encoder = loss, parts.model, encoder
+        self.null, self.bf16 = parts.context.context_null, parts.bf16
+        self.retriever_batch = parts.training.retriever_batch
 
     def forward(self, features: Sequence[Side]) -> Tensor:
         """The loss in the context of this batch."""

@@ -66,6 +66,7 @@ from torch import Tensor, nn
 
 from revela.errors import RevelaError
 from revela.ranking.queries import query_hash
+from revela.terminal import counted
 from revela.text.sentences import sentences
 from revela.text.words import joined, words
 from revela.training.methods.base import (
@@ -92,12 +93,12 @@ from revela.training.settings import (
 MIN_WORDS = 3  # of a crop
 
 
-def listed(given: Any) -> Any:
+def as_list(given: Any) -> Any:
     """A path alone as a list."""
     return [given] * bool(given) if isinstance(given, str) else given
 
 
-Paths = Annotated[tuple[str, ...], Field(strict=False), BeforeValidator(listed)]
+Paths = Annotated[tuple[str, ...], Field(strict=False), BeforeValidator(as_list)]
 
 PRESETS: dict[str, Preset] = {
     # What authors wrote for their readers: docstrings find their functions, titles their texts,
@@ -121,7 +122,7 @@ PRESETS: dict[str, Preset] = {
 
 @checked
 class Contrastive(Method):
-    """Settings of the methods that tell a text from others."""
+    """Settings of the contrastive methods."""
 
     can_share = True
 
@@ -162,9 +163,8 @@ class Pairs(Contrastive):
         runs = self.negatives_from
         if runs and not (self.negatives and len(runs) == len(self.pairs)):
             raise RevelaError(
-                f"--negatives-from gives {len(runs)} runs, of which --negatives "
-                f"{self.negatives} are drawn for {len(self.pairs)} folders of --pairs: give "
-                "--negatives, and a run for each folder"
+                "--negatives-from needs --negatives, and one run for each folder of --pairs "
+                f"(got {counted(len(runs), 'run')} for {counted(len(self.pairs), 'folder')})"
             )
         if absent := next((run for run in runs if not Path(run).is_file()), None):
             raise RevelaError(f"--negatives-from {absent} does not exist: give a TREC run")

@@ -198,7 +198,7 @@ class Dream(DocumentAttention):
     def refuse(self, retriever: Retriever, context: Context) -> None:
         if self.heads not in KINDS_OF_HEADS and not Path(self.heads).is_file():
             raise RevelaError(
-                f"--heads {self.heads} is no file: give one of revela heads, or one of "
+                f"--heads {self.heads} does not exist: give a file of revela heads, or one of "
                 f"{', '.join(KINDS_OF_HEADS[1:])}"
             )
 
@@ -211,7 +211,7 @@ class Dream(DocumentAttention):
         prompts, training = PromptMaker(tokenizer, tokens, size), parts.training
         rows, written, source = parts.rows, parts.written, parts.queries.queries
 
-        def chosen_heads() -> Heads:
+        def choose_heads() -> Heads:
             kind, number, seed = self.heads, self.query_heads, training.seed
             if kind in ("random", "random-middle"):
                 return random_heads(lm, number, seed, kind == "random-middle")
@@ -227,7 +227,7 @@ class Dream(DocumentAttention):
                 ranking = heads_from_file(Path(kind), "questions", folder)
             return [(layer, head) for layer, head, _ in ranking[:number]]
 
-        heads = parts.heads(chosen_heads)
+        heads = parts.heads(choose_heads)
         names = " ".join(f"{layer}-{head}" for layer, head in heads)
         do = "are random" if self.heads.startswith("random") else "look from questions to answers"
         log.info(f"{len(heads)} heads that {do}: {names}")
@@ -282,12 +282,7 @@ class Injection:
     """
 
     def __init__(
-        self,
-        weights_QB: Tensor,
-        questions: Questions,
-        heads: Sequence[tuple[int, int]],
-        gate: Tensor,
-        kernel: Kernel = "auto",
+        self, weights_QB: Tensor, questions: Questions, heads: Heads, gate: Tensor, kernel: Kernel
     ) -> None:
         lengths, counts = questions.lengths, questions.counts
         self.documents = DocumentWeights(weights_QB, lengths, counts, EPSILON)
@@ -300,10 +295,8 @@ class Injection:
         rows_R, memory = self.questions.rows_R, self.questions.memory
         heads_K = sent(torch.tensor(self.heads[layer]), own_HTD.device)
         read = (side[layer][:, self.questions.places_S] for side in (memory.keys, memory.values))
-        states = select_heads(heads_K, inputs.query_HTD[:, rows_R], *read)
-        cross_KRD = document_attention(
-            *states, self.documents, scale=inputs.scale, kernel=self.kernel
-        )
+        qkv = select_heads(heads_K, inputs.query_HTD[:, rows_R], *read)
+        cross_KRD = document_attention(*qkv, self.documents, scale=inputs.scale, kernel=self.kernel)
         cells = heads_K[:, None], rows_R[None]
         own_KRD = own_HTD[cells]
         mixed_KRD = own_KRD + self.gate.to(own_HTD.dtype) * (cross_KRD.to(own_HTD.dtype) - own_KRD)
@@ -357,8 +350,7 @@ class DreamLoss(RetrieverLoss):
                 training/lm/prompts.py). Groups without a question are skipped.
         """
         question, passage, prompt, tail = features
-        tau, gate = self.log_tau.detach().exp, self.gate_logit.detach().sigmoid
-        self.logged = {"tau": tau, "gate": gate}
+        self.logged = {"tau": self.log_tau.detach().exp, "gate": self.gate_logit.detach().sigmoid}
         question_QD, passage_ND = self.embed(question), self.embed(passage)
         passages = self.groups(passage_ND)
         counts = on_cpu(tail["group"]).bincount(minlength=len(passages)).tolist()

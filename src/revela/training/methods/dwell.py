@@ -161,8 +161,7 @@ class Spans(Method):
             raise RevelaError("--method dwell-spans trains all weights: give --lora-rank 0")
         if context.context:
             raise RevelaError(
-                "--context has no effect on --method dwell-spans, which compares no vectors: "
-                "leave it out, and give it to the stage after"
+                "--context has no effect on --method dwell-spans: give it to the next stage"
             )
 
     def window_words(self, lm_tokens: int) -> int:
@@ -222,7 +221,7 @@ class SpanBatches:
         run = ids[start : start + max_tokens]
         form = self.settings.span_share, self.settings.span_length
         kept, target = corrupt(run, *form, lm.sentinels, rng)
-        return lm.around(kept), [*target, lm.tokenizer.eos_token_id]
+        return lm.with_special_tokens(kept), [*target, lm.tokenizer.eos_token_id]
 
 
 def _padded(rows: Sequence[list[int]], value: int) -> Tensor:
@@ -288,5 +287,4 @@ class SpanLoss(nn.Module):
         text, target = features
         hidden_BLD = self.model.states(text)["token_embeddings"]
         losses_B = self.lm.losses(hidden_BLD, text["attention_mask"], target["ids"])
-        loss: Tensor = losses_B @ target["weight"]
-        return loss
+        return losses_B @ target["weight"]

@@ -100,6 +100,6 @@ def cached_ranking(
 
 def ranked_heads(scores_LH: Tensor) -> list[Head]:
     """The heads by score, best first."""
+    scores, order = (found.tolist() for found in scores_LH.flatten().sort(descending=True))
     n_heads = scores_LH.shape[1]
-    order = scores_LH.flatten().argsort(descending=True)
-    return [(int(i) // n_heads, int(i) % n_heads, float(scores_LH.flatten()[i])) for i in order]
+    return [(*divmod(i, n_heads), score) for i, score in zip(order, scores, strict=True)]

@@ -1,4 +1,4 @@
-"""The methods and their presets, by name; and a method of one's own, by file and class."""
+"""Find a method or a preset by name, or a user's own method by file and class."""
 
 from __future__ import annotations
 
@@ -35,11 +35,10 @@ def find_method(name: str) -> tuple[type[Method], Preset]:
     """The class of a method, and the settings of its preset.
 
     Args:
-        name: of a preset; of a method, with the preset of its name if there is one; or
-            FILE.py:Class.
+        name: a preset, a method (with the preset of its name, if there is one), or FILE.py:Class.
 
     Raises:
-        RevelaError: there is no such preset or method, or the class is no method.
+        RevelaError: the name is unknown, or the class is not a ``Method``.
     """
     if name in PRESETS:
         settings = {**PRESETS[name]}

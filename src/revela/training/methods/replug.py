@@ -175,8 +175,8 @@ class QuestionBatches(ChunkBatches):
     """Collates questions in place of queries from the chunks, for the retriever and for the LM."""
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
-        asked = [f"\n{row['query']}\n" if row["query"] else "" for row in rows]
-        tokens = tokenize(self.tokenizer, asked, self.parts.lm.lm_tokens)
+        questions = [f"\n{row['query']}\n" if row["query"] else "" for row in rows]
+        tokens = tokenize(self.tokenizer, questions, self.parts.lm.lm_tokens)
         named = {f"question_{name}": tokens[name] for name in ("input_ids", "attention_mask")}
         return {**super().__call__(rows), **named}
 
@@ -197,12 +197,12 @@ def divergence(teacher_QB: Tensor, student_QB: Tensor) -> Tensor:
 
 @torch.no_grad()
 def likelihoods(
-    lm: LanguageModel, lead: int, ids_BL: Tensor, mask_BL: Tensor, *asked: Tensor
+    lm: LanguageModel, lead: int, ids_BL: Tensor, mask_BL: Tensor, *question: Tensor
 ) -> Tensor:
     """(B, B) log P(D_i | D_j), row i, column j, in nats per token; 0 on the diagonal.
 
-    With questions (``asked``: ids and mask of a question to each chunk, or none), log P(D_i | D_j,
-    question i), on the diagonal too; 0 in rows without a question.
+    With ``question`` (ids and mask of a question to each chunk, or none), log P(D_i | D_j, question
+    i), on the diagonal too; 0 in rows without a question.
 
     Padding is on the right; ``lead`` as for ReplugLoss.
     """
@@ -210,11 +210,11 @@ def likelihoods(
     packed = lm.pack(ids_BL, mask_BL)
     memory = lm.prefill(packed, range(lm.n_layers))
     logprob_BB = torch.zeros(len(lengths), len(lengths), device=packed.ids_1T.device)
-    sides = (*asked[:1], ids_BL), (*asked[1:], mask_BL)
+    sides = (*question[:1], ids_BL), (*question[1:], mask_BL)
     next_BL, next_mask_BL = (torch.cat([t[:, lead:] for t in side], dim=1) for side in sides)
     is_read_BB = ~torch.eye(len(lengths), dtype=torch.bool)
-    if asked:
-        is_read_BB = asked[1][:, lead:].any(dim=1, keepdim=True).expand_as(is_read_BB)
+    if question:
+        is_read_BB = question[1][:, lead:].any(dim=1, keepdim=True).expand_as(is_read_BB)
     start = 0
     for j, length in enumerate(lengths if is_read_BB.any() else ()):
         # The last token of D_j predicts the first token that follows, so the tails begin with it.

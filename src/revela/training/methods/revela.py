@@ -111,7 +111,6 @@ from revela.training.methods.base import (
     detached_backward,
     load_lm,
     off_diagonal,
-    off_diagonal_softmax,
     tokenize,
 )
 from revela.training.methods.heads import Head, cached_ranking, heads_from_file, ranked_heads
@@ -169,8 +168,13 @@ class ChunkQueries(Method):
 
 
 @checked
-class InBatch(DocumentAttention, ChunkQueries):
-    """Settings of in-batch attention, for the methods that use it."""
+class Revela(DocumentAttention, ChunkQueries):
+    """Learn from an LM's next-token loss with in-batch attention."""
+
+    name = "revela"
+    learned_from = (
+        "{model} learned from the next-token prediction of {lm} which texts help each other."
+    )
 
     tau: PositiveFloat = 1.0
     "Softmax temperature: of standardised cosines with --mix gated, of cosines with --mix sum."
@@ -180,17 +184,6 @@ class InBatch(DocumentAttention, ChunkQueries):
     "Gate this many heads, the best of the label-free probe. 0: all."
     gate_first_layer: ClassVar[float] = 0.6
     "Lowest layer with a gate, as a share of the LM's depth; below it the LM runs once."
-
-
-@checked
-class Revela(InBatch):
-    """Learn from an LM's next-token loss with in-batch attention."""
-
-    name = "revela"
-    learned_from = (
-        "{model} learned from the next-token prediction of {lm} which texts help each other."
-    )
-
     mix: Rare[Literal["gated", "sum"]] = "gated"
     """How the in-batch output joins the LM's own attention: (1-g) s + g b, with cosines divided by
     their standard deviation; or the paper's s + b, V-normalised, with bf16 cosines as they are."""
@@ -205,8 +198,7 @@ class Revela(InBatch):
         for name in ("gate", "gate_heads", "heads"):
             if self.mix == "sum" and getattr(self, name) != getattr(Revela(), name):
                 raise RevelaError(
-                    f"--{name.replace('_', '-')} has no effect on --mix sum, which has no gates: "
-                    "leave it out, or give --mix gated"
+                    f"--{name.replace('_', '-')} has no effect on --mix sum: give --mix gated"
                 )
         if self.save_lm and not self.lm_lora:
             raise RevelaError("--save-lm saves an LM that is trained: give --lm-lora")
@@ -258,7 +250,6 @@ class ChunkBatches:
         return {
             **self.parts.sides(self._queries(rows, texts), texts),
             **{f"chunk_{name}": tokens[name] for name in ("input_ids", "attention_mask")},
-            "chunk_document": torch.tensor([row["document"] for row in rows]),
         }
 
     def _queries(self, rows: Sequence[Row], texts: Sequence[str]) -> Sequence[str]:
@@ -293,12 +284,7 @@ def split_in_half(texts: Sequence[str], tokenizer: Any, max_tokens: int) -> list
 
 
 def in_batch_weights(
-    query_BD: Tensor,
-    passage_BD: Tensor,
-    tau: float | Tensor,
-    *,
-    standardise: bool = False,
-    dtype: torch.dtype | None = None,
+    query_BD: Tensor, passage_BD: Tensor, tau: float | Tensor, *, standardise: bool = False
 ) -> Tensor:
     """(B, B) Sim: softmax over j != i of cos(query_i, passage_j) / tau.
 
@@ -313,16 +299,13 @@ def in_batch_weights(
         query_BD, passage_BD: unit vectors of the chunks as queries and passages.
         tau: temperature of the cosines, or of the standardised cosines.
         standardise: see above.
-        dtype: compute in this precision (rounding ties of the published run's bf16 smooth Sim).
-            None: that of the input.
     """
-    if dtype is not None:
-        query_BD, passage_BD = query_BD.to(dtype), passage_BD.to(dtype)
     scores_BB = query_BD @ passage_BD.T
     if standardise:
         variance_B1 = off_diagonal(scores_BB).var(dim=1, correction=0, keepdim=True)
         scores_BB = scores_BB / (variance_B1 + TINY).sqrt()
-    return off_diagonal_softmax(scores_BB / tau)
+    is_self_BB = torch.eye(len(scores_BB), dtype=torch.bool, device=scores_BB.device)
+    return (scores_BB / tau).masked_fill(is_self_BB, -torch.inf).softmax(dim=-1)
 
 
 class RevelaLoss(RetrieverLoss):
@@ -355,7 +338,7 @@ class RevelaLoss(RetrieverLoss):
         self.lm, self.kernel = lm, kernel
         self.v_norm = gates_LH is None if v_norm is None else v_norm
         self.register_buffer("gates_LH", gates_LH)
-        self.heads = None if gates_LH is None else gated_heads(gates_LH)
+        self.heads = None if gates_LH is None else by_layer(gates_LH.nonzero().tolist())
         self.layers = list(range(lm.n_layers) if self.heads is None else self.heads)
 
     def forward(self, features: Sequence[Side]) -> Tensor:
@@ -370,14 +353,16 @@ class RevelaLoss(RetrieverLoss):
     def weights(self, query_BD: Tensor, passage_BD: Tensor) -> Tensor:
         """(B, B) Sim within each group, 0 between groups."""
         gated = self.gates_LH is not None
-        dtype = None if gated else torch.bfloat16
-        sim = partial(in_batch_weights, tau=self.tau, standardise=gated, dtype=dtype)
+        if not gated:  # as the published run, where ties by rounding smooth Sim
+            query_BD, passage_BD = query_BD.bfloat16(), passage_BD.bfloat16()
+        sim = partial(in_batch_weights, tau=self.tau, standardise=gated)
         pairs = zip(self.groups(query_BD), self.groups(passage_BD), strict=True)
         blocks = [sim(query, passage).float() for query, passage in pairs]
         sim_NB = torch.cat(blocks).detach()
         own = {"sim_entropy": mean_entropy, "sim_hard_rows": hard_rows}
         self.logged = {name: partial(number, sim_NB) for name, number in own.items()}
-        return block_diagonal(blocks)
+        weights_BB: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
+        return weights_BB
 
     def lm_loss(self, packed: Packed, weights_BB: Tensor) -> Tensor:
         """L with Sim = ``weights_BB``: the mean over groups of the mean over tokens."""
@@ -386,8 +371,8 @@ class RevelaLoss(RetrieverLoss):
         mix = InBatchAttention(*inputs, v_norm=self.v_norm, epsilon=epsilon, kernel=self.kernel)
         memory = self.lm.prefill(packed, self.layers)
         losses_R = self.lm.token_losses(packed, packed.layout.with_next_R, memory, mix)
-        lengths = [packed.lengths[group] for group in self.places(len(packed.lengths))]
-        counts = [sum(group) - len(group) for group in lengths]
+        groups = self.groups(torch.tensor(packed.lengths) - 1)
+        counts = [int(predicted.sum()) for predicted in groups]
         return torch.stack([losses.mean() for losses in torch.split(losses_R, counts)]).mean()
 
 
@@ -401,22 +386,6 @@ def hard_rows(sim_NB: Tensor) -> Tensor:
     return (sim_NB.amax(dim=1) > 0.99).float().mean()
 
 
-def block_diagonal(blocks: Iterable[Tensor]) -> Tensor:
-    """One matrix of square blocks on its diagonal."""
-    matrix: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
-    return matrix
-
-
-def gated_heads(gates_LH: Tensor) -> dict[int, list[int]]:
-    """Layer -> its heads whose gate is not 0."""
-    return by_layer(gates_LH.nonzero().tolist())
-
-
-def gates_in_upper_layers(lm: LanguageModel, gate: float, first: int) -> Tensor:
-    """(L, H) the same gate on every head from layer ``first`` (0-based) up."""
-    return gates_on_heads(lm, gate, [*product(range(first, lm.n_layers), range(lm.n_heads))])
-
-
 def gates_on_heads(lm: LanguageModel, gate: float, heads: Sequence[tuple[int, int]]) -> Tensor:
     """(L, H) the same gate on these (layer, head) pairs."""
     gates_LH = torch.zeros(lm.n_layers, lm.n_heads)
@@ -428,7 +397,7 @@ def gates_on_heads(lm: LanguageModel, gate: float, heads: Sequence[tuple[int, in
 # Gates and the probe that finds their heads: ours, not in the paper.
 
 
-def gates(settings: InBatch, parts: BuildContext, lm: Any, tokenizer: Any, folder: Path) -> Tensor:
+def gates(settings: Revela, parts: BuildContext, lm: Any, tokenizer: Any, folder: Path) -> Tensor:
     """(L, H) gates; 0 for heads that are not gated."""
     gate, first = settings.gate, int(settings.gate_first_layer * lm.n_layers)
 
@@ -450,12 +419,13 @@ def gates(settings: InBatch, parts: BuildContext, lm: Any, tokenizer: Any, folde
         return best[: settings.gate_heads or None]
 
     best = parts.heads(best_heads)
-    if not best:
+    if best:
+        names = " ".join(f"{layer}-{head}" for layer, head in best[:12])
+        log.info(f"gate {gate} on {len(best)} heads: {names}{' ...' if len(best) > 12 else ''}")
+    else:
         why = "the documents are too short to probe the LM's heads: " if settings.gate_heads else ""
         log.info(f"{why}gate {gate} on every head of layers {first} to {lm.n_layers - 1}")
-        return gates_in_upper_layers(lm, gate, first)
-    names = " ".join(f"{layer}-{head}" for layer, head in best[:12])
-    log.info(f"gate {gate} on {len(best)} heads: {names}{' ...' if len(best) > 12 else ''}")
+        best = [*product(range(first, lm.n_layers), range(lm.n_heads))]
     return gates_on_heads(lm, gate, best)
 
 

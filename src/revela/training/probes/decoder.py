@@ -33,8 +33,7 @@ def spans_by_place(texts: Sequence[str], lm: EncoderDecoder, seed: int = 0) -> d
         raise RevelaError(f"{length} tokens are too few for {PLACES} spans: raise --max-tokens")
     if not lm.sentinels:
         raise RevelaError(
-            f"the tokenizer of {lm.name} has no sentinel (<extra_id_0>) to stand for a span: probe "
-            "another model"
+            f"{lm.name} has no sentinel token (<extra_id_0>) for a span: probe another model"
         )
     bounds = [round(place * length / PLACES) for place in range(PLACES + 1)]
     rng = random.Random(seed)
@@ -43,7 +42,8 @@ def spans_by_place(texts: Sequence[str], lm: EncoderDecoder, seed: int = 0) -> d
         for first, last in pairwise(bounds):
             start = rng.randint(first, last - SPAN)
             end = start + SPAN
-            inputs.append(lm.around([*text[:start], lm.sentinels[0], *text[end:length]]))
+            corrupted = [*text[:start], lm.sentinels[0], *text[end:length]]
+            inputs.append(lm.with_special_tokens(corrupted))
             targets.append(text[start:end])
     predicted = []
     for start in progress_bar("spans by place", "batch", range(0, len(inputs), BATCH)):

@@ -17,7 +17,7 @@ import numpy as np
 
 from revela.encoders.base import TextEncoder
 from revela.text.words import split_evenly
-from revela.training.probes.places import PLACES, SEGMENT_TENTHS, Profile, Scores, profile
+from revela.training.probes.places import PLACES, SEGMENT_TENTHS, Profile, profile
 from revela.types import unit
 
 
@@ -37,17 +37,10 @@ def exact_match(texts: Sequence[str], encoder: TextEncoder) -> dict[str, Profile
         np.einsum("nd,npd->np", passages_ND, queries_NPD).astype(np.float64)
         for passages_ND in passages.reshape(2, len(texts), -1)
     )
+    # Part p of the reversed text is at place P - 1 - p. What a part scores for its content counts
+    # at two mirrored places, so it cancels in slope and drop.
+    both_orders_NP = (forward_NP + reverse_NP[:, ::-1]) / 2
     return {
         "exact match": profile(forward_NP, SEGMENT_TENTHS),
-        "exact match, both orders": profile(both_orders(forward_NP, reverse_NP), SEGMENT_TENTHS),
+        "exact match, both orders": profile(both_orders_NP, SEGMENT_TENTHS),
     }
-
-
-def both_orders(forward_NP: Scores, reverse_NP: Scores) -> Scores:
-    """Mean score by place over both orders, (N, P); part p of the reversed text is at place P-1-p.
-
-    What a part scores for its content counts at two mirrored places, so it cancels in slope and
-    drop.
-    """
-    mean_NP: Scores = (forward_NP + reverse_NP[:, ::-1]) / 2
-    return mean_NP

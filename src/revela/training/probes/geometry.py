@@ -73,7 +73,7 @@ def pairs_of_text(documents: Sequence[Document], count: int, seed: int) -> list[
 
 def _sampled(pairs: Sequence[Pair], count: int, seed: int, size: str) -> list[Pair]:
     if len(pairs) < 2:
-        raise RevelaError(f"{size}: geometry needs two pairs at least, so give more text")
+        raise RevelaError(f"{size}: geometry needs at least two pairs: give more text")
     return random.Random(seed).sample(pairs, min(count, len(pairs)))
 
 
@@ -116,6 +116,6 @@ def anisotropy(vectors_ND: Vectors) -> float:
 
 def effective_rank(vectors_ND: Vectors) -> float:
     """exp of the entropy of the singular values, scaled to sum to one; no mean is subtracted."""
-    values = np.linalg.svd(vectors_ND.astype(np.float64), compute_uv=False)
-    shares = values[values > 0] / values.sum()
-    return float(np.exp(-(shares * np.log(shares)).sum()))
+    from scipy.stats import entropy
+
+    return float(np.exp(entropy(np.linalg.svd(vectors_ND.astype(np.float64), compute_uv=False))))

@@ -68,7 +68,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Answered:
+class AnswerSet:
     """Documents, and their passages that answer queries."""
 
     name: str
@@ -77,7 +77,7 @@ class Answered:
 
 
 @dataclass(frozen=True)
-class Moved:
+class MovedAnswer:
     """An answer, and its document with the answer at each of the ten places, and as it was."""
 
     answer: Answer
@@ -85,7 +85,7 @@ class Moved:
     unmoved: str
 
 
-def load_answers(folder: Path) -> Answered:
+def load_answers(folder: Path) -> AnswerSet:
     """Read the documents of a folder in BEIR layout and their answers, in one of the two forms."""
     collection = load_collection(folder)
     queries = defaultdict[tuple[int, int, str], list[str]](list)
@@ -104,12 +104,11 @@ def load_answers(folder: Path) -> Answered:
                     queries[row_of[name], found.start(), found[0]].append(query)
     if not queries:
         raise RevelaError(
-            f"{folder} has no answer that could be moved, as its judged passages share no title "
-            f"with a neighbour, or no text of {PASSAGES} is in its query's document: give each "
-            "document as passages of one title, in order, or such texts"
+            f"{folder} has no answer to move: give each document as neighbouring passages of one "
+            f"title, or give texts in {PASSAGES} that are in the documents of their queries"
         )
     answers = [Answer(row, s, (*asked,), at) for (row, at, s), asked in sorted(queries.items())]
-    return Answered(collection.name, documents, answers)
+    return AnswerSet(collection.name, documents, answers)
 
 
 def _articles(folder: Path) -> tuple[list[str], dict[str, int], dict[str, str]]:
@@ -129,7 +128,7 @@ def _articles(folder: Path) -> tuple[list[str], dict[str, int], dict[str, str]]:
     return articles, article_of, text_of
 
 
-def move_all(answered: Answered, window: TokenWindow, count: int, seed: int) -> list[Moved]:
+def move_all(answered: AnswerSet, window: TokenWindow, count: int, seed: int) -> list[MovedAnswer]:
     """At most ``count`` answers, each put at ten places of its document. An answer qualifies if it
     fills at most half of the window, and the rest of its document is at least as long as it.
 
@@ -147,19 +146,19 @@ def move_all(answered: Answered, window: TokenWindow, count: int, seed: int) -> 
         rest = rests[answer.document]
         spans = window.spans([rest])[0][: size - length]
         if len(spans) >= max(length, PLACES):
-            texts = inserted(rest[: spans[-1][1]], answer.text, places(spans))
+            texts = insert_at(rest[: spans[-1][1]], answer.text, places(spans))
             (unmoved,) = _cut([answered.documents[answer.document]], window)
-            moved.append(Moved(answer, texts, unmoved))
+            moved.append(MovedAnswer(answer, texts, unmoved))
     if len(moved) < 2:
         raise RevelaError(
-            f"{answered.name}: {len(moved)} of {len(answered.answers):,} answers fit beside as "
-            f"much of their document into {window.size} tokens, and two are needed: raise "
+            f"{answered.name}: {len(moved)} of {len(answered.answers):,} answers fit into "
+            f"{window.size} tokens with as much of their document, and two are needed: raise "
             "--max-tokens, or give longer documents"
         )
     return moved
 
 
-def _rests(answered: Answered, answers: Sequence[Answer]) -> dict[int, str]:
+def _rests(answered: AnswerSet, answers: Sequence[Answer]) -> dict[int, str]:
     """Index -> text of the answers' documents, without the answers."""
     rests: dict[int, str] = {}
     for answer in answers:
@@ -175,7 +174,7 @@ def places(spans: Sequence[tuple[int, int]]) -> list[int]:
     return [starts[round(place * len(spans) / (PLACES - 1))] for place in range(PLACES)]
 
 
-def inserted(rest: str, passage: str, offsets: Sequence[int]) -> list[str]:
+def insert_at(rest: str, passage: str, offsets: Sequence[int]) -> list[str]:
     """The rest with the passage inserted at each offset, between spaces."""
     return [
         " ".join(part for part in (rest[:at].strip(), passage.strip(), rest[at:].strip()) if part)
@@ -183,7 +182,7 @@ def inserted(rest: str, passage: str, offsets: Sequence[int]) -> list[str]:
     ]
 
 
-def untouched(answered: Answered, moved: Sequence[Moved], window: TokenWindow) -> list[str]:
+def cut_others(answered: AnswerSet, moved: Sequence[MovedAnswer], window: TokenWindow) -> list[str]:
     """The documents without a moved answer, cut to the window."""
     owners = {m.answer.document for m in moved}
     texts = [text for index, text in enumerate(answered.documents) if index not in owners]
@@ -203,7 +202,7 @@ def _cut(texts: Sequence[str], window: TokenWindow) -> list[str]:
 
 
 def moved_passage(
-    moved: Sequence[Moved], others: Sequence[str], encoder: TextEncoder
+    moved: Sequence[MovedAnswer], others: Sequence[str], encoder: TextEncoder
 ) -> dict[str, Profile]:
     """Profiles of the reciprocal rank and the cosine (or dot product) of each query's document, by
     the place of its answer.
@@ -237,15 +236,10 @@ def scores_by_place(
 
     It is ranked among the documents with their answers at the same place, and the others.
     """
-    cosines, above = [], []
-    for passages_AD in passages_PAD:
-        scores_QA = queries_QD @ passages_AD.T
-        own = scores_QA[np.arange(len(own_Q)), own_Q]
-        cosines.append(own)
-        above.append((scores_QA > own[:, None]).sum(axis=1))
-    cosines_QP, above_QP = np.column_stack(cosines), np.column_stack(above)
+    scores_PQA = np.stack([queries_QD @ passages_AD.T for passages_AD in passages_PAD])
+    own_PQ1 = scores_PQA[:, np.arange(len(own_Q)), own_Q, None]
+    rank_PQ = 1 + (scores_PQA > own_PQ1).sum(axis=2)
     for start in range(0, len(others_OD), BLOCK):
         scores_QO = queries_QD @ others_OD[start : start + BLOCK].T
-        for place, own in enumerate(cosines):
-            above_QP[:, place] += (scores_QO > own[:, None]).sum(axis=1)
-    return cosines_QP.astype(np.float64), 1 + above_QP
+        rank_PQ += np.stack([(scores_QO > own_Q1).sum(axis=1) for own_Q1 in own_PQ1])
+    return own_PQ1[..., 0].T.astype(np.float64), rank_PQ.T

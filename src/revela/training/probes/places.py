@@ -94,8 +94,7 @@ def token_window(retriever: RetrieverModule, name: str) -> TokenWindow:
     tokenizer, limit = retriever.tokenizer, retriever.limit
     if not getattr(tokenizer, "is_fast", False) or limit is None:
         raise RevelaError(
-            f"{name} has no fast tokenizer of transformers, so tokens have no character offsets: "
-            "probe another model"
+            f"{name} has no fast tokenizer, which gives character offsets: probe another model"
         )
     prompts = (len(tokenizer(prompt)["input_ids"]) for prompt in retriever.prompts)
     return TokenWindow(tokenizer, limit - max(prompts))
@@ -152,12 +151,13 @@ def profile(
     """Summarise scores at the places ``tenths``; ``owners``, (N,), is the document of each row, by
     default one per row.
     """
+    owners = range(len(scores_NP)) if owners is None else owners
     drop_N, mean = scores_NP[:, 0] - scores_NP[:, -1], float(scores_NP.mean())
     within_NP = scores_NP - scores_NP.mean(axis=1, keepdims=True)
-    columns_NX = np.column_stack(
-        [within_NP, scores_NP @ slope_weights(tenths), drop_N, (np.sign(drop_N) + 1) / 2]
-    )
-    documents = len(scores_NP) if owners is None else len(set(owners))
+    centred_P = np.asarray(tenths) - np.mean(tenths)
+    slope_N = scores_NP @ (centred_P / (centred_P**2).sum())  # least squares
+    columns_NX = np.column_stack([within_NP, slope_N, drop_N, (np.sign(drop_N) + 1) / 2])
+    documents = len(set(owners))
     if documents == 1:
         log.warning("all scores are about one document: they have no intervals")
     *differences, slope, drop, first_wins = intervals(columns_NX, owners)
@@ -165,18 +165,9 @@ def profile(
     return Profile(list(tenths), places, slope, drop, first_wins, len(scores_NP), documents)
 
 
-def slope_weights(tenths: Sequence[float]) -> Scores:
-    """(P,) weights; their inner product with scores at these places is the least-squares slope."""
-    centred_P = np.asarray(tenths, dtype=np.float64) - np.mean(tenths)
-    weights_P: Scores = centred_P / (centred_P**2).sum()
-    return weights_P
-
-
-def intervals(columns_NX: Scores, owners: Sequence[int] | None) -> list[Interval]:
+def intervals(columns_NX: Scores, owners: Sequence[int]) -> list[Interval]:
     """The mean of each column, with its percentile bootstrap interval over several documents."""
-    _, owner_N = np.unique(
-        np.arange(len(columns_NX)) if owners is None else owners, return_inverse=True
-    )
+    _, owner_N = np.unique(owners, return_inverse=True)
     count, means_X = int(owner_N.max()) + 1, columns_NX.mean(axis=0)
     if count == 1:
         return [Interval(float(value)) for value in means_X]

@@ -20,7 +20,7 @@ from revela.training.lm.encoder_decoder import EncoderDecoder, load_encoder_deco
 from revela.training.probes.decoder import DecoderPooling, spans_by_place
 from revela.training.probes.exact_match import exact_match
 from revela.training.probes.geometry import Geometry, geometry, pairs_of_collection, pairs_of_text
-from revela.training.probes.moved_passage import load_answers, move_all, moved_passage, untouched
+from revela.training.probes.moved_passage import cut_others, load_answers, move_all, moved_passage
 from revela.training.probes.places import SPARE, Profile, TokenWindow, long_texts, token_window
 from revela.training.retriever.module import RetrieverEncoder
 from revela.types import Document, Precision
@@ -94,7 +94,7 @@ def probe_retriever(
         lm = load_encoder_decoder(folder, bf16).to(model.device)
         profiles |= _decoder_profiles(texts, lm, options)
     if answered:
-        others = untouched(answered, moved, window)
+        others = cut_others(answered, moved, window)
         queries = sum(len(m.answer.queries) for m in moved)
         log.info(
             f"moved passage: {queries:,} queries, {len(moved):,} answers at ten places each, "
@@ -114,7 +114,7 @@ def probe_encoder_decoder(
     silence_libraries()
     device = compute_device()
     lm = load_encoder_decoder(folder, uses_bf16(options.precision, device)).to(device)
-    window = TokenWindow(lm.tokenizer, options.max_tokens - len(lm.around([])))
+    window = TokenWindow(lm.tokenizer, options.max_tokens - len(lm.with_special_tokens([])))
     texts = long_texts(documents, window, options.count, options.seed)
     return ProbeResult(_decoder_profiles(texts, lm, options), name, tokens=window.size - SPARE)
 

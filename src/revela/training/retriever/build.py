@@ -32,7 +32,7 @@ from revela.types import Document
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-RARE_CASE = 0.005  # of a corpus's letters, at most, in the case that it does not have
+RARE_CASE = 0.005  # share of letters, below which a corpus does not have a case
 
 
 def build_retriever(folder: Path, settings: Retriever) -> SentenceTransformer:
@@ -83,13 +83,13 @@ def check_model(folder: Path, layers: int, lora_rank: int) -> None:
             transformer = AutoModel.from_config(config)
     except Exception as error:  # of a family's own code
         raise RevelaError(f"{folder} cannot be opened as a model: {first_line(error)}") from error
-    encoders = [kind for kind, *_ in stock._ENCODER_ONLY_MODELS]  # nothing public says it
+    encoders = [kind for kind, *_ in stock._ENCODER_ONLY_MODELS]  # there is no public list
     reasons = {
         "reads images too, and a retriever is made of text alone": hasattr(config, "vision_config"),
         "has a decoder that cannot be left out": config.is_encoder_decoder
         and not isinstance(config, tuple(encoders))
         and not config.model_type.startswith("t5gemma"),
-        "reads padding like text, so a vector would depend on the texts beside it": (
+        "reads padding like text, so a vector would depend on its batch": (
             "attention_mask" not in tokenizer.model_input_names
         ),
         "has no plain table of tokens": not isinstance(
@@ -105,9 +105,9 @@ def check_model(folder: Path, layers: int, lora_rank: int) -> None:
             raise RevelaError(f"--layers {layers}: {folder} has {depth}, so give at most those")
         keep_lower_layers(transformer, layers)
         with torch.device("meta"):
-            anew = AutoModel.from_config(transformer.config)
+            rebuilt = AutoModel.from_config(transformer.config)
         kept = _factors(transformer)
-        if any(kept.get(name, value) != value for name, value in _factors(anew).items()):
+        if any(kept.get(name, value) != value for name, value in _factors(rebuilt).items()):
             raise RevelaError(
                 f"{folder} ({config.model_type}) scales each layer by how many there are, so its "
                 "lower ones cannot be saved alone: give --layers 0, or another --model"
@@ -148,8 +148,7 @@ def keep_lower_layers(model: PreTrainedModel, layers: int) -> None:
         config.num_hidden_layers = layers
     except NotImplementedError as error:  # Funnel
         raise RevelaError(
-            f"{type(model).__name__} has no lower layers of its own: give --layers 0, or another "
-            "--model"
+            f"{type(model).__name__} cannot be cut to its lower layers: give --layers 0"
         ) from error
     for name, value in list(vars(config).items()):  # layer_types, Longformer's attention_window
         if isinstance(value, list) and len(value) == depth and not name.endswith("_id"):
@@ -220,13 +219,12 @@ def inject_lora(transformer: nn.Module, rank: int, alpha: int, dropout: float) -
         inject_adapter_in_model(config, transformer)
     except ValueError as error:
         raise RevelaError(
-            f"{type(transformer).__name__} has no linear modules in its layers that LoRA can "
-            "change: train all weights by --lora-rank 0, or give another --model"
+            f"{type(transformer).__name__} has no linear layers for LoRA: give --lora-rank 0"
         ) from error
 
 
 def needs_merging(model: SentenceTransformer) -> bool:
-    """Whether ``merged`` would merge something."""
+    """Whether ``merged_copy`` would merge something."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     return any(isinstance(module, BaseTunerLayer | TrainableTable) for module in model.modules())
@@ -236,7 +234,7 @@ def needs_merging(model: SentenceTransformer) -> bool:
 def frozen_in_bf16(model: SentenceTransformer, bf16: bool) -> Iterator[None]:
     """While open, the transformer's frozen linear layers hold bf16 weights, if ``bf16``.
 
-    Autocast would cast them in every forward pass. The fp32 weights wait on the CPU.
+    Autocast would cast them in every forward pass. The fp32 weights are kept on the CPU.
     """
     if bf16:
         can_pack(model[0].model)  # which is tried in fp32
@@ -252,7 +250,7 @@ def frozen_in_bf16(model: SentenceTransformer, bf16: bool) -> Iterator[None]:
             p.data = whole.to(p.device)
 
 
-def merged(model: SentenceTransformer) -> SentenceTransformer:
+def merged_copy(model: SentenceTransformer) -> SentenceTransformer:
     """A frozen copy on the CPU, of stock modules only, with LoRA or the trained table merged."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 

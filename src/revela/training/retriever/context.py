@@ -42,7 +42,7 @@ from revela.encoders.prompts import Prompts
 from revela.encoders.torch_model import open_model, slot_ids
 from revela.errors import RevelaError, first_line
 from revela.text.chunk import chunk
-from revela.training.retriever.build import add_lora, keep_lower_layers, merged, set_parts
+from revela.training.retriever.build import add_lora, keep_lower_layers, merged_copy, set_parts
 from revela.training.retriever.module import RetrieverModule
 from revela.training.settings import Context
 from revela.types import Document
@@ -55,8 +55,8 @@ class ContextEncoder(nn.Module):
     """The first stage: makes the rows of a retriever's slots from documents.
 
     ``model`` gives head(M1(y)), run by ``stage``; ``anchors_AD`` has a row for each slot or one for
-    all. A slot without a document has ``null_D`` in place of its vector. A ``constant`` context is
-    the anchors, whatever the documents. A document fills ``per_document`` slots.
+    all. A slot without a document has ``null_D`` in place of its vector. A ``constant`` context
+    consists of the anchors, and reads no documents. A document fills ``per_document`` slots.
     """
 
     def __init__(
@@ -191,14 +191,13 @@ def _documents_reader(model: SentenceTransformer, layers: int, tokens: int) -> S
 
 
 def continue_context(settings: Context, model: SentenceTransformer, folder: Path) -> ContextEncoder:
-    """The first stage of a retriever in ``folder`` that has slots already, to be trained on."""
+    """The first stage of a retriever in ``folder`` that already has slots, to continue training."""
     first, own = load_context_encoder(folder), len(slot_ids(model))
     per_document = settings.context_vectors_per_document
     if first is None or (first.slots, first.per_document) != (settings.context, per_document):
         raise RevelaError(
-            f"{folder} has {own} slots for documents, and --context {settings.context} with "
-            f"{per_document} vectors a document was given: give the settings that it was trained "
-            "with, or train the model that it was made of"
+            f"{folder} has {own} slots, which --context {settings.context} with {per_document} "
+            "vectors per document does not fit: give the settings of its training, or another model"
         )
     if SLOT.format(0) not in (model.prompts["query"] or ""):  # --query-prompt, --passage-prompt
         _slots_in_prompts(model, own)
@@ -208,8 +207,8 @@ def continue_context(settings: Context, model: SentenceTransformer, folder: Path
 def train_context_encoder(
     first: ContextEncoder, model: SentenceTransformer, rank: int, alpha: int, dropout: float
 ) -> None:
-    """Freeze all of the first stage but head, anchors, null row and LoRA (rank 0: but nothing), in
-    place. In the second stage, ``model``, slots get no position by training either.
+    """Freeze the first stage except head, anchors, null row and LoRA, in place; with rank 0 nothing
+    is frozen. In the second stage, ``model``, slots get no position by training either.
     """
     first.requires_grad_(True)
     add_lora(first.model, rank, alpha, dropout)
@@ -225,8 +224,7 @@ def train_context_encoder(
 def _check_slots(model: SentenceTransformer, count: int) -> None:
     if not isinstance(model[0], modules.Transformer):
         raise RevelaError(
-            f"--context {count} needs a transformer, and this model reads each token by itself: "
-            "leave it out, or give another --model"
+            f"--context {count} needs a transformer: leave it out, or give another --model"
         )
     transformer, tokens = model[0].model, model.max_seq_length or 0
     limit = getattr(transformer.config, "max_position_embeddings", None)
@@ -345,7 +343,7 @@ class SavedContext:
     def save(self, folder: Path) -> None:
         """Write the first stage, a stock folder, with the rows and context.json."""
         first = self.context_encoder
-        merged(first.model).save_pretrained(str(folder), create_model_card=False)
+        merged_copy(first.model).save_pretrained(str(folder), create_model_card=False)
         tensors = {"rows_JD": self.rows_JD, "anchors_JD": first.anchors_JD, "null_D": first.null_D}
         plain = {k: v.detach().float().cpu().clone().contiguous() for k, v in tensors.items()}
         save_file(plain, folder / ROWS)

@@ -35,7 +35,6 @@ from revela.encoders.torch_model import (
 )
 from revela.training.device import autocast, sent
 from revela.training.packing import packed
-from revela.training.retriever.static_trainable import TrainableTable
 from revela.types import ROLES, Role
 
 
@@ -44,6 +43,7 @@ class RetrieverModule(nn.Module):
     their vectors, by ``states`` and ``pool``.
 
     The model's own modules may be replaced at any time (by a fit), its prompts and slots may not.
+
     Args:
         model: stays as it is, except while ``evaluating``.
         bf16: run the transformer, if there is one, under bf16 autocast. The modules after it stay
@@ -84,18 +84,8 @@ class RetrieverModule(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Of the weights."""
+        """The device of the weights."""
         return torch.device(self.model.device)
-
-    @property
-    def is_table(self) -> bool:
-        """Whether it is a table of words in training."""
-        return isinstance(self.parts()[0], TrainableTable)
-
-    @property
-    def dimension(self) -> int:
-        """D, of whole vectors."""
-        return int(self.model.get_embedding_dimension() or 0)
 
     @property
     def limit(self) -> int | None:
@@ -111,7 +101,7 @@ class RetrieverModule(nn.Module):
 
     @contextmanager
     def reading(self, max_tokens: int | None) -> Iterator[None]:
-        """Truncate texts at another length meanwhile; None: at the model's own limit."""
+        """While open, truncate texts at another length; None: at the model's own limit."""
         before, self.max_tokens = self.max_tokens, max_tokens
         try:
             yield
@@ -161,10 +151,8 @@ class RetrieverModule(nn.Module):
         """(B, D) vectors of tokenized texts, cut to ``truncate_dim``, in fp32 or better; of length
         one, unless the model ``compares_by_dot``.
         """
-        vectors_BD = self.pool(self.states(features))
-        vectors_BD = vectors_BD[:, : self.model.truncate_dim]
-        dtype = torch.promote_types(vectors_BD.dtype, torch.float32)
-        vectors_BD = vectors_BD.to(dtype)
+        vectors_BD = self.pool(self.states(features))[:, : self.model.truncate_dim]
+        vectors_BD = vectors_BD.to(torch.promote_types(vectors_BD.dtype, torch.float32))
         return vectors_BD if compares_by_dot(self.model) else F.normalize(vectors_BD, dim=-1)
 
     @contextmanager
@@ -178,7 +166,7 @@ class RetrieverModule(nn.Module):
             self.train(training)
 
     def _fill_slots(self, table: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
-        """What the embedding table gives, with the context in the slots."""
+        """The output of the embedding table, with the context in the slots."""
         assert self.context is not None
         rows_JD, null_JD = self.context
         slot = inputs[0] - self.slots.start
@@ -193,8 +181,7 @@ class RetrieverModule(nn.Module):
 
 
 class RetrieverEncoder(TextEncoder):
-    """Runs a ``RetrieverModule``, as it is at that moment, without token vectors. Threads take
-    turns.
+    """Runs a ``RetrieverModule`` in its current state, without token vectors. Threads take turns.
 
     Args:
         model, bf16: as for ``RetrieverModule``.
@@ -226,8 +213,8 @@ class RetrieverEncoder(TextEncoder):
         return getattr(tokenizer, "backend_tokenizer", tokenizer)
 
     def in_context(self, texts: Sequence[str]) -> RetrieverEncoder:
-        """The same encoder with these texts in its slots, which are read whenever it encodes. Both
-        encoders may be used by turns.
+        """The same encoder with these texts as its context, which it reads whenever it encodes.
+        Both encoders can be used in turn.
         """
         assert self.read_context is not None
         other = copy.copy(self)  # shares the model and its lock

@@ -18,7 +18,7 @@ from revela.encoders.model_files import CONTEXT, add_to_config
 from revela.encoders.torch_model import compares_by_dot, keep_tokenizer, open_model
 from revela.errors import RevelaError
 from revela.files import disk_errors, flush, make_readable
-from revela.training.retriever.build import merged, needs_merging
+from revela.training.retriever.build import merged_copy, needs_merging
 from revela.training.retriever.context import SavedContext, write_context
 from revela.training.retriever.module import RetrieverEncoder
 
@@ -33,7 +33,7 @@ def save_retriever(
     context: SavedContext | None = None,
     words_to_vectors: float = 1.0,
 ) -> None:
-    """Write the retriever into ``folder``, beside other files; modules.json, which makes it
+    """Write the retriever into ``folder``, next to other files; modules.json, which makes it
     loadable, is moved there last.
 
     Args:
@@ -53,7 +53,7 @@ def save_retriever(
             tokenizer.no_padding()
         # Where merging or filling in rows would change the model, a copy on the CPU is saved.
         changed = context is not None or needs_merging(model) or model.device.type != "cpu"
-        final = merged(model) if changed else model
+        final = merged_copy(model) if changed else model
         has_length_one = not compares_by_dot(final) and not isinstance(final[-1], modules.Normalize)
         if has_length_one:  # in training
             final.add_module(str(len(final)), modules.Normalize())
@@ -63,7 +63,7 @@ def save_retriever(
         final.save_pretrained(hidden, create_model_card=False)
         for place in (temporary, temporary / CONTEXT):
             keep_tokenizer(place, model.tokenizer)
-        # A path in the card may have bytes that are no UTF-8.
+        # A path in the card may have bytes that are not UTF-8.
         (temporary / "README.md").write_text(card, encoding="utf-8", errors="replace")
         add_to_config(temporary, words_to_vectors)
         if isinstance(final[0], modules.Transformer):  # tables read tokenizer.json as it is

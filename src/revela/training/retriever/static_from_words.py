@@ -127,7 +127,7 @@ def build_word_table(lm: Path, texts: Sequence[str], terms: Terms) -> WordTable:
     )
     table = WordTable(tokenizer, stem_V, rows_SD, torch.ones(len(number)))
     count_S, texts_S = stem_frequencies(table, texts)
-    # Pieces of words are tokens of no text: they weigh by how often they occur in words.
+    # No text has pieces of words as tokens: their weight is by how often they occur in words.
     in_words_S = np.bincount(stem_V[1:], weights=counts_V, minlength=len(number))
     texts_S = np.where(texts_S > 0, texts_S, np.minimum(in_words_S, len(texts)))
     return replace(
@@ -224,8 +224,7 @@ def _lm_tokenizer(lm: Path) -> Any:
     file = lm / "tokenizer.json"
     if not file.is_file():
         raise RevelaError(
-            f"{lm} has no tokenizer.json, of which a table of words needs the pieces: give another "
-            "--model"
+            f"{lm} has no tokenizer.json, which a table of words needs: give another --model"
         )
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_truncation()

@@ -1,4 +1,4 @@
-"""A static retriever while it is trained: each row of its table beside a copy that is trained.
+"""A static retriever during training: each row of its table, next to a copy that is trained.
 
     v(text) = sum over its tokens t of w_t * [r_t, R_t],    w_t = |row_t| exp(c_t)
 
