@@ -150,6 +150,7 @@ UNMERGED = [
     ({"r": 3}, "lora cannot be opened as an adapter of .*size mismatch"),
     ({BASE: "none/here"}, "the base of .*lora .*: none/here is not in the hub cache"),
     ({BASE: "/none"}, "the base of .*lora .*: /none is neither a folder nor a hub id"),
+    ({BASE: "{lora}"}, "the base of .*lora .*: it is its own base"),
     ({BASE: "{bert}"}, "changes modules that its base, .*, does not have"),
 ]
 
@@ -160,7 +161,8 @@ def test_refusals(changes, message, tiny_lm_folder, tiny_bert_folder, tmp_path, 
     if changes is None:
         (tmp_path / "lora" / "adapter_config.json").write_text('{"peft')
     for key, value in (changes or {}).items():
-        edit(tmp_path / "lora", **{key: str(tiny_bert_folder) if value == "{bert}" else value})
+        places = dict(lora=tmp_path / "lora", bert=tiny_bert_folder)
+        edit(tmp_path / "lora", **{key: value.format(**places) if key == BASE else value})
     (tmp_path / "a.txt").write_text(TEXT)
     how = f"--out={tmp_path / 'out'}", f"--model={tmp_path / 'lora'}"
     assert re.search(message, refused("index", tmp_path / "a.txt", *how))

@@ -8,6 +8,7 @@ import random
 import pytest
 from letters import Letters, begun, build
 
+from revela.ranking.calibration import Confidence
 from revela.searching.index_search import IndexStore
 from revela.searching.word_search import Words
 from revela.text.analyzer import file_name_words, searched
@@ -67,7 +68,7 @@ UNSURE = [
 
 @pytest.mark.parametrize(("query", "text", "answer"), UNSURE)
 def test_a_hit_without_the_query_string_is_never_sure(tmp_path, monkeypatch, query, text, answer):
-    monkeypatch.setattr(IndexStore, "measured", {"hybrid": (-9.0, 1.0, 0.0)})
+    monkeypatch.setattr(IndexStore, "confidence", Confidence(-9.0, 1.0, 0.0))
     index = build(tmp_path / "index", [Document("d1", text), *OTHERS], language="en")
     hits = index.search(query)
     assert hits[0].id == "d1" and hits.answer == answer

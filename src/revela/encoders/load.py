@@ -80,7 +80,10 @@ def _base_of(name: str, adapter: Path) -> Path:
         )
     try:
         is_beside = not Path(base).exists() and (adapter / base).is_dir()
-        return resolve(str(adapter / base) if is_beside else base)
+        where = adapter / base if is_beside else Path(base)
+        if where.resolve() == adapter.resolve():
+            raise RevelaError("it is its own base")
+        return resolve(str(where) if is_beside else base)
     except RevelaError as error:
         raise RevelaError(f"the base of {name} ({BASE} in {ADAPTER}): {error}") from error
 
