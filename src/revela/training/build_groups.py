@@ -54,17 +54,15 @@ def build_groups(
     prebuilt = [source for source in sources if holds_groups(source)]
     seed, size = recipe.training.seed, recipe.groups.group_size
     queries_file = default_queries_file(sources, recipe.queries.queries_file)
-
-    def grouped(read: Sequence[Path]) -> GroupedCorpus:
-        return _grouped(TrainingSet.read(recipe, read, queries_file, lazy_queries=False), read)
-
+    corpora = [sources]
     if weights or prebuilt or recipe.groups.groups == "cluster":  # no group spans two corpora
-        parts = [
-            _prebuilt(source, size, recipe.corpus) if source in prebuilt else grouped([source])
-            for source in sources
-        ]
-    else:
-        parts = [grouped(sources)]
+        corpora = [[source] for source in sources]
+    parts = [
+        _prebuilt(read[0], size, recipe.corpus)
+        if read[0] in prebuilt
+        else _grouped(TrainingSet.read(recipe, read, queries_file, lazy_queries=False), read)
+        for read in corpora
+    ]
     corpus = _joined(parts, weights, seed)
     settings = {
         "sources": [str(source) for source in sources],

@@ -56,19 +56,6 @@ MAY_LOSE = 0.005  # a trained table may lose this much nDCG@10 in the check
 
 
 @dataclass(frozen=True)
-class FitOptions:
-    """Options of a fit."""
-
-    static: bool = False
-    "Make a table of word vectors, without any layer."
-    steps: int | None = None
-    "Training steps of the table, or of the lexical half. None: by the size of the corpus."
-
-
-FIT_OPTIONS = FitOptions()
-
-
-@dataclass(frozen=True)
 class FitResult:
     """The result of a fit.
 
@@ -86,20 +73,25 @@ def fit(
     corpus: Sequence[Source],
     out: Path,
     recipe: Recipe,
-    options: FitOptions = FIT_OPTIONS,
+    *,
+    static: bool = False,
+    steps: int | None = None,
     command: str = "",
 ) -> FitResult:
     """Read a corpus, hold documents out, fit a raw language model to the others, and save it.
 
-    ``command`` is the command line, for the model card.
+    Args:
+        static: make a table of word vectors, without any layer.
+        steps: training steps of the table, or of the lexical half. None: by the size of the corpus.
+        command: the command line, for the model card.
     """
-    static, steps, settings = options.static, options.steps, recipe.to_dict()
+    settings = recipe.to_dict()
     if steps and not static and not recipe.fit.lexical:
         raise RevelaError("--steps trains the lexical half: leave --lexical 0 out, or --steps")
     if steps is not None and steps < 0:
         raise RevelaError(f"--steps {steps}: give 0, which does not train, or more")
-    if static:
-        _refuse_unread(settings, LAYER_SETTINGS, "--static, which keeps no layers")
+    unread = LAYER_SETTINGS if static else ()
+    _refuse_unread(settings, unread, "--static, which keeps no layers")
     check_free(out)
     check_single_process()
     check_language(recipe.corpus.language)
@@ -116,11 +108,10 @@ def fit(
     else:
         log.info("no documents held out, so the fit is not checked")
     run = _fit_table if static else _fit_layers
-    model, result = run(folder, data, check, options)
-    unread = LAYER_SETTINGS if static else ()
+    model, result = run(folder, data, check, steps)
     card = Card(
         name=out.name,
-        learned_from=_learned_from(result.kept, options, recipe.fit.lexical),
+        learned_from=_learned_from(result.kept, static, steps, recipe.fit.lexical),
         corpus=", ".join(map(str, corpus)),
         documents=data.n_documents,
         command=command,
@@ -135,15 +126,13 @@ def fit(
 
 
 def bake_context(
-    corpus: Sequence[Path], out: Path, recipe: Recipe, options: FitOptions, most: int | None = None
+    corpus: Sequence[Path], out: Path, recipe: Recipe, options: Sequence[str], most: int | None
 ) -> int:
-    """Save a retriever that was trained with a context with chunks of another corpus in its slots,
-    at most ``most``; returns their number.
+    """Fill the slots of a retriever that was trained with a context with chunks of another corpus,
+    at most ``most``, and save it; returns their number. ``options`` of ``fit`` are refused.
     """
-    given = [name for name, value in vars(options).items() if value != getattr(FIT_OPTIONS, name)]
-    unread = (*LAYER_SETTINGS, "language")
     reason = "--context, which fills the slots of a retriever"
-    _refuse_unread(recipe.to_dict(), unread, reason, given)
+    _refuse_unread(recipe.to_dict(), (*LAYER_SETTINGS, "language"), reason, options)
     check_free(out)
     model, settings, seed = recipe.retriever.model, recipe.corpus, recipe.training.seed
     folder = resolve(model)
@@ -174,21 +163,21 @@ def bake_context(
     return len(texts)
 
 
-def _learned_from(kept: str, options: FitOptions, lexical: float) -> str:
+def _learned_from(kept: str, static: bool, steps: int | None, lexical: float) -> str:
     """The sentence of the model card that says what was fitted."""
     trained = ", trained so that titles, docstrings and runs of words find their text"
-    if options.static:
+    if static:
         about = "a row for each word, begun as the mean of the input embeddings of its pieces"
         about += trained * (kept == "trained")
     else:
         about = "the weights of tokens, whitening"
         if lexical:
-            about += f", and a half of the vector for words{trained * (options.steps != 0)}"
+            about += f", and a half of the vector for words{trained * (steps != 0)}"
     return f"{{model}} was fitted to text: {about}."
 
 
 def _fit_layers(
-    folder: Path, data: TrainingSet, check: HeldOutCheck, options: FitOptions
+    folder: Path, data: TrainingSet, check: HeldOutCheck, steps: int | None
 ) -> tuple[SentenceTransformer, FitResult]:
     """Fit the lower layers of a language model to the chunks, and train the lexical half."""
     recipe, scores = data.recipe, dict[str, dict[str, float]]()
@@ -197,7 +186,7 @@ def _fit_layers(
     if check.tasks:
         scores = {"BM25": check.bm25(), "untrained": check(encoder)}
     start = time.monotonic()
-    fit_encoder(encoder, data, options.steps)
+    fit_encoder(encoder, data, steps)
     minutes = (time.monotonic() - start) / 60
     if check.tasks:
         scores["fitted"] = check(encoder)
@@ -205,7 +194,7 @@ def _fit_layers(
 
 
 def _fit_table(
-    folder: Path, data: TrainingSet, check: HeldOutCheck, options: FitOptions
+    folder: Path, data: TrainingSet, check: HeldOutCheck, steps: int | None
 ) -> tuple[SentenceTransformer, FitResult]:
     """Fit a table of all documents' words, and train it on those not held out. The untrained table
     is kept if the check finds it better by more than ``MAY_LOSE``.
@@ -214,7 +203,7 @@ def _fit_table(
     start = time.monotonic()
     language, seed = recipe.corpus.language, recipe.training.seed
     fitted, trained = tables(
-        folder, data.documents, data.held_out, language=language, seed=seed, steps=options.steps
+        folder, data.documents, data.held_out, language=language, seed=seed, steps=steps
     )
     minutes = (time.monotonic() - start) / 60
     made, kept = {"fitted": fitted}, "fitted"
