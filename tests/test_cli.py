@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
 from conftest import logged, make_rows, tiny_retriever
 from revela.errors import RevelaError
@@ -416,7 +417,7 @@ def test_compare_keeps_what_is_done(succeeds, refused, corpus_file, models, tmp_
     rows = ["BM25", "start", "revela-gated", "contrastive-crop"]
     assert all(re.search(rf"^  {row} +judged [01]\.\d+$", said, re.M) for row in rows)
     assert re.search(r"^  revela-gated - contrastive-crop +judged [+-]0\.\d+ ± .* \(p ", said, re.M)
-    made = Comparison.read(out)
+    made = TypeAdapter(Comparison).validate_json((out / "compare.json").read_bytes())
     assert [*made.scores] == rows and len(made.differences) == 6
     for curve in made.curves.values():
         assert len(curve) == 3 and all(0 <= point.judged["judged"] <= 1 for point in curve)
@@ -471,7 +472,8 @@ def test_a_stopped_comparison_stops_its_run_and_goes_on(corpus_file, models, tmp
     assert not is_finished(metrics.parent) and [*metrics.parent.glob("checkpoints/check*")]
     done = subprocess.run(line, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert is_finished(metrics.parent) and "contrastive-crop" in Comparison.read(out).scores
+    compared = json.loads((out / "compare.json").read_text())
+    assert is_finished(metrics.parent) and "contrastive-crop" in compared["scores"]
 
 
 def test_the_last_table_has_saved_beside_last(succeeds, monkeypatch, corpus_file, models, tmp_path):

@@ -16,7 +16,7 @@ from revela.encoders.load import load_encoder
 from revela.evaluation.collection import load_collection
 from revela.evaluation.evaluate import outcomes
 from revela.text.load import read_corpus
-from revela.training.judge import judge_on
+from revela.training.on_files import judge_on
 from revela.training.retriever.context import draw_documents
 from revela.types import Document
 from tests.collection_folder import write_collection, write_lines

@@ -37,8 +37,8 @@ def test_groups_are_made_shown_and_used(succeeds, refused, corpus_file, models, 
     assert again[again.index("\ngroup") :] == said[said.index("\ngroup") :]
     train = (f"--out {tmp_path / 'model'} --group-size 8", *TINY_FLAGS[1:], models)
     said = succeeds("train", out, TINY_FLAGS[0].replace("20", "12"), *train)
-    counts = f"{len(folder.rows)} chunks -> {len(folder)} groups of 8 per epoch"
-    assert f"64 documents -> {counts}" in said
+    counts = f"{len(folder.rows)} chunks, {len(folder)} groups of 8 per epoch"
+    assert f"64 documents, {counts}" in said
     assert "held out 16 documents for the label-free check (sibling" in said
 
 

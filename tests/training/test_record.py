@@ -81,7 +81,7 @@ EDITED = [
     ("run.json", '{"name": "another tool"}', "holds no run of revela"),
     ("run.json", "[]", r"run\.json is damaged"),
     ("run.json", "no JSON", r"run\.json is damaged"),
-    ("run.json", {"tau": None}, r"run\.json is damaged \(it has no tau\): mend it, or start"),
+    ("run.json", {"tau": None}, r"other settings \(tau\)"),
     ("run.json", {"tau": "warm"}, r"run\.json is damaged \(--tau warm: it should be a"),
     ("run.json", {"method": "art"}, r"run\.json is damaged \(--method art is unknown"),
     ("run.json", {"about": {"groups": "few"}}, r"run\.json is damaged \(about\.groups"),

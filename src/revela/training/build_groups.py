@@ -15,6 +15,7 @@ from sentence_transformers import SentenceTransformer
 
 from revela.errors import RevelaError
 from revela.quiet_libraries import silence_libraries
+from revela.terminal import counted
 from revela.text.load import split_held_out
 from revela.text.spool import ArrowList, arrow_list
 from revela.training.check_settings import check_groups
@@ -83,8 +84,8 @@ def _grouped(data: TrainingSet, sources: Sequence[Path]) -> GroupedCorpus:
     documents, rows, held_out = data.documents, data.rows, data.held_out
     assert isinstance(documents, ArrowList)
     log.info(
-        f"{len(documents):,} documents -> {len(data.chunks):,} chunks; "
-        f"{len(held_out):,} documents held out"
+        f"{counted(len(documents), 'document')}, {counted(len(data.chunks), 'chunk')}; "
+        f"{counted(len(held_out), 'document')} held out"
     )
 
     groups = iter(data.corpus_groups(_model(data.recipe.retriever, documents))(0))

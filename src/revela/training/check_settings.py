@@ -134,7 +134,7 @@ def _check_models(recipe: Recipe, reads_text: bool) -> None:
         lm = check_language_model(folder, recipe.lm.lm)
         if lm is not None:
             _check_lm(lm, folder, recipe)
-    if reads_text and recipe.has_queries_written:
+    if reads_text and (recipe.has_written_queries or recipe.training.check_questions):
         find_weights(recipe.queries.query_lm or recipe.lm.lm, offline)
     if reads_text and recipe.groups.surrogate:
         find_weights(recipe.groups.surrogate, "")

@@ -180,9 +180,6 @@ def recorded_run(out: Path) -> tuple[Recipe, list[Path]] | None:
     try:
         method = record.about.method_file or record.settings["method"]
         recipe, _ = Recipe().merge({**record.settings, "method": method})
-        known = record.settings.keys() | CHANGEABLE_ON_RESUME
-        if missing := sorted(recipe.to_dict().keys() - known):
-            raise RevelaError(f"it has no {missing[0]}")
     except RevelaError as error:
         raise RevelaError(
             f"{out / RUN_FILE} is damaged ({error}): mend it, or start again with another --out"

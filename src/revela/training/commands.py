@@ -64,9 +64,9 @@ class Command:
         Raises:
             RevelaError: it failed, or was stopped; with its exit code.
         """
-        several = ["torch.distributed.run", *TORCHRUN[1:], str(self.processes), "-m"]
-        module = several if self.processes > 1 else []
-        words = [sys.executable, "-m", *module, "revela", *self.words]
+        torchrun = ["torch.distributed.run", *TORCHRUN[1:], str(self.processes), "-m"]
+        start = torchrun if self.processes > 1 else []
+        words = [sys.executable, "-m", *start, "revela", *self.words]
         # In a session of its own, so that Ctrl-C reaches it once, through this process.
         child = subprocess.Popen(words, start_new_session=True)
         with handled(lambda number, _: child.send_signal(number)):

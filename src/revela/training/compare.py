@@ -73,11 +73,6 @@ class Comparison:
         )
         return "\n".join(["nDCG@10 of what was saved", *rows, about, *lines])
 
-    @classmethod
-    def read(cls, folder: Path) -> Comparison:
-        path = folder / COMPARISON
-        return parse(TypeAdapter(cls), path.read_bytes(), str(path))
-
 
 def rows_of(
     methods: Sequence[str],

@@ -6,7 +6,6 @@ Every file is written from the dataclasses that read it. A field without a value
 from __future__ import annotations
 
 import json
-import os
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -269,9 +268,6 @@ def hardware() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "processes": world_size(),
     }
-    if hasattr(os, "sysconf"):
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        found["memory"] = f"{memory / 2**30:.0f} GiB"
     if torch.cuda.is_available():
         gpus = range(torch.cuda.device_count())
         found["gpu"] = ", ".join(torch.cuda.get_device_name(i) for i in gpus)

@@ -72,11 +72,6 @@ class Budget:
         tokens, self._counted = self._counted, 0
         return tokens
 
-    def spend(self, seconds: Sequence[float], tokens: Sequence[int]) -> None:
-        """Add a step, given the seconds and tokens of each process."""
-        self.seconds += max(seconds)
-        self.tokens += sum(tokens)
-
     @property
     def minutes(self) -> float:
         return self.seconds / 60
@@ -312,7 +307,8 @@ def agree(budget: Budget, seconds: float, tokens: int, stop: int) -> int:
     """
     gathered = distributed.all_gather((seconds, tokens, stop))
     all_seconds, all_tokens, all_stops = zip(*gathered, strict=True)
-    budget.spend(all_seconds, all_tokens)
+    budget.seconds += max(all_seconds)
+    budget.tokens += sum(all_tokens)
     return int(max(all_stops))
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
-from sentence_transformers import SentenceTransformer
 from torch import nn
 
 from revela.encoders.model_files import NEW, commits, fingerprint, words_to_vectors_of
@@ -68,16 +67,11 @@ from revela.training.record import (
     versions,
 )
 from revela.training.retriever.build import add_lora, frozen_in_bf16, untrained_retriever
-from revela.training.retriever.context import (
-    ContextEncoder,
-    add_context,
-    continue_context,
-    train_context_encoder,
-)
+from revela.training.retriever.context import add_context, continue_context, train_context_encoder
 from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus, insert_fit
 from revela.training.retriever.module import RetrieverEncoder
 from revela.training.retriever.static_trainable import TrainableTable
-from revela.training.settings import Fit, Retriever
+from revela.training.settings import Fit
 from revela.training.step import (
     BatchReader,
     Budget,
@@ -208,7 +202,12 @@ def train(
         # Fit to the corpus, then LoRA.
         if is_fitted:
             _fit(data, encoder, checkpoints)
-        _add_lora(recipe.retriever, model, context_encoder)
+        if not isinstance(model[0], TrainableTable):
+            start = recipe.retriever
+            lora = start.lora_rank, start.lora_alpha, start.lora_dropout
+            add_lora(model, *lora)
+            if context_encoder is not None:
+                train_context_encoder(context_encoder, model, *lora)
 
         # Method and optimiser.
         budget = Budget.of(settings, n_groups)
@@ -407,15 +406,3 @@ def _fit(data: TrainingSet, encoder: RetrieverEncoder, checkpoints: Path) -> Non
     fitted = fit_to_corpus(encoder.retriever, texts, data.recipe.fit, seed=seed)
     if fitted and distributed.is_rank_zero():
         save_fit(checkpoints, fitted)
-
-
-def _add_lora(
-    settings: Retriever, model: SentenceTransformer, context_encoder: ContextEncoder | None
-) -> None:
-    """Add LoRA to the retriever and its context encoder; a static table has none."""
-    if isinstance(model[0], TrainableTable):
-        return
-    lora = settings.lora_rank, settings.lora_alpha, settings.lora_dropout
-    add_lora(model, *lora)
-    if context_encoder is not None:
-        train_context_encoder(context_encoder, model, *lora)

@@ -110,9 +110,7 @@ class TrainingSet:
         else:
             self.n_documents = len(source)
         self.documents, self.held_out = source, held_out
-        reads_queries = recipe.method.reads == "queries" and recipe.queries.queries == "lm"
-        is_given = bool(self.folder or recipe.queries.questions or recipe.pairs)
-        self.has_written_queries = reads_queries and not is_given
+        self.has_written_queries = recipe.has_written_queries and self.folder is None
         self.lazy_queries = (
             lazy_queries
             and self.has_written_queries
@@ -304,10 +302,10 @@ class TrainingSet:
         def groups(epoch: int) -> Iterator[list[int]]:
             return map(np.ndarray.tolist, first) if epoch == 0 else build(epoch)
 
-        made = "" if len(rows) == len(self.chunks) else f" -> {len(rows):,} to train on"
+        made = "" if len(rows) == len(self.chunks) else f", {len(rows):,} texts to train on"
         log.info(
-            f"{counted(self.n_documents, 'document')} -> {counted(len(self.chunks), 'chunk')}"
-            f"{made} -> {counted(number, 'group')} of {size} per epoch"
+            f"{counted(self.n_documents, 'document')}, {counted(len(self.chunks), 'chunk')}"
+            f"{made}, {counted(number, 'group')} of {size} per epoch"
         )
         if (queries := self.generated_queries) is not None:
             asked = self.rows.select(np.flatnonzero(self.is_target_R))
