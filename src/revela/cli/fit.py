@@ -66,15 +66,9 @@ def fit(
         from revela.training.fit import fit as run
 
     if bool(corpus) == bool(context):
-        raise RevelaError(
-            "a fit reads one corpus: give it as revela fit CORPUS for a language model, or as "
-            "--context CORPUS for a retriever that was trained with --context"
-        )
+        raise RevelaError("a fit reads one corpus: give it as revela fit CORPUS, or by --context")
     if context_first is not None and not (context and context_first >= 0):
-        raise RevelaError(
-            f"--context-first {context_first} counts the chunks of --context: give a corpus to "
-            "--context, and 0 or more"
-        )
+        raise RevelaError(f"--context-first {context_first} needs --context, and 0 or more")
     recipe = Recipe.of(model=model, **given_settings(given))
     text = shlex.join(map(str, corpus or context or []))
     go_on = f"go on with revela index {text} --model {shlex.quote(str(out))} --out INDEX"

@@ -47,10 +47,7 @@ def build_groups(
     check_out(out, recipe.pairs)
     check_groups(recipe.groups, recipe.queries, recipe.method)
     if weights and (len(weights) != len(sources) or min(weights) <= 0):
-        raise RevelaError(
-            f"--weights gives {len(weights)} numbers for {len(sources)} corpora: give each one "
-            "above 0"
-        )
+        raise RevelaError(f"give --weights a number above 0 for each of the {len(sources)} corpora")
     silence_libraries()
     prebuilt = [source for source in sources if holds_groups(source)]
     seed, size = recipe.training.seed, recipe.groups.group_size
@@ -91,11 +88,7 @@ def _grouped(data: TrainingSet, sources: Sequence[Path]) -> GroupedCorpus:
     groups = iter(data.corpus_groups(_model(data.recipe.retriever, documents))(0))
     first = next(groups, None)
     if first is None:
-        names = ", ".join(map(str, sources))
-        raise RevelaError(
-            f"{names}: {len(rows):,} chunks give no group of {data.recipe.groups.group_size}: add "
-            "text, or lower --chunk-words or --group-size"
-        )
+        raise RevelaError(f"{', '.join(map(str, sources))}: {data.no_group()}")
     return GroupedCorpus(documents, held_out, rows, chain([first], groups))
 
 
@@ -140,10 +133,7 @@ def _prebuilt(source: Path, size: int, corpus: Corpus) -> GroupedCorpus:
     left = (member for member in members if member.name not in held_out_ids)
     numbered = enumerate(row for _, row in groupby(left, attrgetter("document")))
     rows = arrow_list(Chunk, (Chunk(i, member.text) for i, row in numbered for member in row))
-    log.info(
-        f"read {len(documents) + len(held_out):,} rows of groups from {source}; "
-        f"{len(held_out):,} of them held out"
-    )
+    log.info(f"{source}: {len(documents):,} rows of groups, and {len(held_out):,} held out")
     starts = range(0, len(rows), size)
     return GroupedCorpus(documents, held_out, rows, (list(range(i, i + size)) for i in starts))
 

@@ -21,14 +21,13 @@ from revela.errors import RevelaError
 from revela.evaluation.label_free import HeldOutCheck
 from revela.files import atomic_write, check_free
 from revela.quiet_libraries import silence_libraries
-from revela.terminal import counted
 from revela.text.analyzer import check_language
 from revela.text.chunk import PASSAGE_WORDS
 from revela.text.load import Reading, read_corpus
 from revela.text.readers import Source
 from revela.training.device import compute_device
 from revela.training.distributed import check_single_process
-from revela.training.on_files import check_by
+from revela.training.on_files import check_by, describe_held_out
 from revela.training.recipe import Recipe
 from revela.training.retriever.build import check_model, untrained_retriever
 from revela.training.retriever.card import Card, metadata_of, without_folders
@@ -96,17 +95,16 @@ def fit(
     check_single_process()
     check_language(recipe.corpus.language)
     silence_libraries()
-    folder = _language_model(recipe.retriever.model, 0 if static else recipe.retriever.layers)
+    name = recipe.retriever.model
+    folder = resolve(name)
+    if (folder / "modules.json").is_file():
+        raise RevelaError(f"{name} is an embedder, which a fit would harm: give a language model")
+    check_model(folder, 0 if static else recipe.retriever.layers, lora_rank=0)
     data = TrainingSet.read(recipe, corpus)
     if not static and len(data.chunks) < 2:  # a table reads longer windows
         raise RevelaError("a fit takes two chunks of text or more: give more text")
     check = check_by(data.held_out, recipe.corpus, recipe.training)
-    if data.held_out:
-        tasks = check.describe() or "too few for a task, so the fit is not checked"
-        held_out = counted(len(data.held_out), "document")
-        log.info(f"held out {held_out} for the label-free check ({tasks})")
-    else:
-        log.info("no documents held out, so the fit is not checked")
+    log.info(describe_held_out(data, check))
     run = _fit_table if static else _fit_layers
     model, result = run(folder, data, check, steps)
     card = Card(
@@ -118,7 +116,7 @@ def fit(
         settings={name: settings[name] for name in ("model", *FITTED_BY) if name not in unread},
         scores=result.scores,
         minutes=result.minutes,
-        metadata=metadata_of(recipe.retriever.model, folder),
+        metadata=metadata_of(name, folder),
     )
     with atomic_write(out) as temporary:
         save_retriever(model, temporary, card.text(), words_to_vectors=WORDS_TO_VECTORS)
@@ -138,10 +136,7 @@ def bake_context(
     folder = resolve(model)
     check_retriever(folder)
     if (first := load_context_encoder(folder)) is None:
-        raise RevelaError(
-            f"{model} has no first stage (context/), which --context needs: give a retriever that "
-            "revela train --context N has made"
-        )
+        raise RevelaError(f"{model} has no folder context/: give a retriever of train --context N")
     reading = Reading(settings.text_field, settings.title_field, settings.join_titles)
     documents, report = read_corpus(
         corpus, reading, distinct=False, min_words=1, max_bad_share=settings.max_bad_share
@@ -227,15 +222,3 @@ def _refuse_unread(
     if changed:
         flag = changed[0].replace("_", "-")
         raise RevelaError(f"--{flag} has no effect with {reason}: leave one of them out")
-
-
-def _language_model(name: str, layers: int) -> Path:
-    """The folder of the model to fit."""
-    folder = resolve(name)
-    if (folder / "modules.json").is_file():
-        raise RevelaError(
-            f"{name} is an embedder, which a fit would harm: give a raw language model as --model, "
-            "or search with this one as it is"
-        )
-    check_model(folder, layers, lora_rank=0)
-    return folder

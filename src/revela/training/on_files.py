@@ -14,7 +14,6 @@ from revela.evaluation.evaluate import outcomes
 from revela.evaluation.label_free import MIN_QUERIES, Ask, HeldOutCheck, tasks
 from revela.evaluation.results import write_json
 from revela.evaluation.significance import MEASURE, standings
-from revela.quiet_libraries import silence_libraries
 from revela.terminal import counted
 from revela.text.chunk import PASSAGE_WORDS
 from revela.text.readers import Source
@@ -44,30 +43,30 @@ def check_by(
     return HeldOutCheck(made, corpus.language)
 
 
+def describe_held_out(data: TrainingSet, check: HeldOutCheck) -> str:
+    """How many documents are held out, and how many queries of each task they give."""
+    held_out = counted(len(data.held_out), "document")
+    if tasks := check.describe():
+        return f"held out {held_out} for the label-free check ({tasks})"
+    return f"held out {held_out}, too few for a label-free check"
+
+
 def read_training_set(
     recipe: Recipe, corpus: Sequence[Source], lazy_queries: bool = True
 ) -> tuple[TrainingSet, HeldOutCheck]:
     """Read the training set, and make the label-free check of its held-out documents."""
-    silence_libraries()
     data = TrainingSet.read(recipe, corpus, lazy_queries=lazy_queries)
 
     def write_questions(texts: Sequence[str]) -> list[str]:
         return write_queries(data.query_lm(), texts, unit="held-out chunks")
 
-    questions = recipe.training.check_questions
     check = check_by(data.held_out, recipe.corpus, recipe.training, write_questions)
-    if questions and all(task.name != "question" for task in check.tasks):
-        log.info(
-            f"fewer than {MIN_QUERIES} questions about held-out chunks were kept: "
-            "the label-free check asks none"
-        )
-    about = "no documents held out, so no label-free check: the last state is saved"
-    if data.held_out or recipe.corpus.held_out:
-        more = ": --check-questions 100 has a language model write questions about them"
-        few = f"too few for a task, so the last state is saved unchecked{'' if questions else more}"
-        made = check.describe() or few
-        held_out = counted(len(data.held_out), "document")
-        about = f"held out {held_out} for the label-free check ({made})"
+    about = describe_held_out(data, check)
+    if not recipe.training.check_questions:
+        if data.held_out and not check.tasks:
+            about += ": --check-questions 100 has a language model write questions about them"
+    elif all(task.name != "question" for task in check.tasks):
+        log.info(f"fewer than {MIN_QUERIES} questions were accepted: the label-free check has none")
     log.info(about)
     return data, check
 

@@ -14,7 +14,7 @@ heads, D head width.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -211,17 +211,13 @@ def _attention(
     return out_THD[None].contiguous(), None  # some models take a view of it
 
 
-@contextmanager
-def packed(model: Any) -> Iterator[None]:
+def packed(model: Any) -> AbstractContextManager[None]:
     """Run a transformers model without padding inside; inputs and outputs stay (B, L, ...).
 
     A model whose output would differ is not changed (``can_pack``).
     """
-    if not can_pack(model) or "forward" in model.__dict__:
-        yield
-        return
-    with _running_packed(model):
-        yield
+    is_padded = not can_pack(model) or "forward" in model.__dict__
+    return nullcontext() if is_padded else _running_packed(model)
 
 
 @contextmanager

@@ -186,10 +186,7 @@ def read_recipe(file: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         if not isinstance(table, dict):
             raise RevelaError(f"{file}: variant {name!r} is no table: write [variants.{name}]")
         if not name.replace("-", "").replace("_", "").isalnum():
-            raise RevelaError(
-                f"{file}: a variant is called {name!r}, but names a folder: use letters, digits, "
-                "- and _"
-            )
+            raise RevelaError(f"{file}: name variant {name!r} by letters, digits, - and _")
     changes = {name: _flattened(table, str(file)) for name, table in variants.items()}
     return _flattened(tables, str(file)), changes
 

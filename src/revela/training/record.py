@@ -46,7 +46,7 @@ class About:
     Attributes:
         sources: absolute paths and hub names of the corpus; empty if it was read from no file.
         method_file: FILE.py:Class of a method of one's own.
-        documents, chunks, rows, groups: their numbers; ``groups`` of the first epoch.
+        documents, chunks, rows, groups: how many there are; ``groups`` of the first epoch.
         bm25, untrained: label-free scores.
         models: flag -> "name" and "digest" of each model that the run reads.
         revisions: commits of hub models, which a resumed run reads again.
@@ -121,7 +121,7 @@ class MetricsRow:
     Attributes:
         minutes: training time.
         loss: nats, mean since the last line with one.
-        tokens_per_second: that the retriever read since then.
+        tokens_per_second: tokens that the retriever read per second since then.
         method: numbers of the method's own, of the last batch in the first process
             (``RetrieverLoss.logged``).
         kept: the step of the saved state.

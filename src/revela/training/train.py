@@ -20,7 +20,6 @@ from torch import nn
 from revela.encoders.model_files import NEW, commits, fingerprint, words_to_vectors_of
 from revela.encoders.torch_model import slot_ids, uses_bf16
 from revela.files import remove_whole
-from revela.quiet_libraries import silence_libraries
 from revela.terminal import counted
 from revela.text.spool import LazyTexts
 from revela.training import distributed
@@ -45,7 +44,6 @@ from revela.training.checkpoint import (
 from revela.training.checks import NO_CHECKS, BestState, CheckPlan, Checks
 from revela.training.device import compute_device
 from revela.training.groups.store import GroupFolder
-from revela.training.groups_per_batch import fitting_groups
 from revela.training.lm.encoder_decoder import new_encoder_decoder
 from revela.training.methods.base import BuildContext
 from revela.training.methods.cde import in_context
@@ -80,6 +78,7 @@ from revela.training.step import (
     Stopwatch,
     agree,
     check_finite,
+    fitting_groups,
     handled,
     make_optimizer,
     read_rows,
@@ -123,7 +122,6 @@ def train(
     """
     with distributed.joined(), output_folder(out, resume, overwrite) as between_steps:
         check_recipe(recipe, out, resume, overwrite)
-        silence_libraries()
         settings, checkpoints = recipe.training, out / CHECKPOINTS
         torch.set_num_threads(distributed.cores(settings.threads))
         torch.manual_seed(settings.seed)
