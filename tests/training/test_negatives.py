@@ -486,7 +486,6 @@ NOT_MINED = [
     (dict(pairs="judged", group_size=20), "17 pairs are fewer than a group of 20: lower --gro"),
     (dict(pairs="judged", join_titles=True), "as they are judged: leave out --join-titles"),
     (dict(negatives=99), "--negatives 99 from .* passages: give fewer"),
-    (dict(method="replug", negatives=1), "--negatives has no effect on --method replug"),
     (dict(negatives_from="x"), "gives 1 runs, .* --negatives 2 .* for 0 folders of --pairs"),
     (dict(negatives_from="x", pairs="judged"), "--negatives-from x does not exist: give a"),
 ]
