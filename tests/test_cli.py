@@ -390,7 +390,7 @@ def test_checks_by_questions_that_are_written(monkeypatch, doing, succeeds, mode
     out = succeeds(*command, tmp_path / "rambling", asking)  # the tiny model writes noise
     assert "queries for 0 of 12 held-out chunks" in out
     assert "fewer than 5 questions were accepted: the label-free check has none" in out
-    assert "saved unchecked)" in out
+    assert "held out 12 documents, too few for a label-free check\n" in out
     asked = []
 
     def ask(passages):
