@@ -197,7 +197,7 @@ def train(
         # A run without a checkpoint starts over and keeps no line.
         metrics = Metrics(out / METRICS, (step or -1) if is_first else None, tracker)
 
-        # Fit to the corpus, then LoRA.
+        # Fit to the corpus, then LoRA, which a static table does not have.
         if is_fitted:
             _fit(data, encoder, checkpoints)
         if not isinstance(model[0], TrainableTable):
