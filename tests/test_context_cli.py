@@ -17,7 +17,7 @@ from revela.evaluation.collection import load_collection
 from revela.evaluation.evaluate import outcomes
 from revela.evaluation.metrics import mean_scores
 from revela.text.load import read_corpus
-from revela.training.judge import judge_on
+from revela.training.on_files import judge_on
 from revela.training.retriever.context import draw_documents
 from revela.types import Document
 from tests.collection_folder import write_collection, write_lines
@@ -80,10 +80,10 @@ def test_not_all_can_have_a_context(contextual, saved_retriever, corpora, tmp_pa
     for arguments, sentence in (
         (("--model", contextual, *out), "a fit reads one corpus: give it as revela fit CORPUS"),
         ((corpora[0], *baked), "a fit reads one corpus: give it as revela fit CORPUS"),
-        (("--model", saved_retriever, *baked[2:]), "has no first stage (context/), which --cont"),
-        (("--model", tmp_path / "cut", *baked[2:]), "has no first stage (context/), which --cont"),
-        ((corpora[0], "--context-first", 1, *baked[:2], *out), "counts the chunks of --context"),
-        ((*baked, "--context-first", -1), "--context-first -1 counts the chunks of --context"),
+        (("--model", saved_retriever, *baked[2:]), "has no folder context/: give a re"),
+        (("--model", tmp_path / "cut", *baked[2:]), "has no folder context/: give a re"),
+        ((corpora[0], "--context-first", 1, *baked[:2], *out), "needs --context, and 0"),
+        ((*baked, "--context-first", -1), "--context-first -1 needs --context, and 0 or more"),
         ((*baked, "--layers", 2), "--layers has no effect with --context"),
         ((*baked, "--static"), "--static has no effect with --context"),
         ((*baked, "--language", "de"), "--language has no effect with --context"),

@@ -31,7 +31,7 @@ from revela.evaluation.collection import Collection, load_collection
 from revela.evaluation.evaluate import outcomes
 from revela.evaluation.metrics import mean_scores
 from revela.ranking.late_interaction import encode_packed
-from revela.training.fit import FitOptions, fit
+from revela.training.fit import fit
 from revela.training.recipe import Recipe
 from revela.training.retriever.module import RetrieverEncoder
 from revela.types import QueryTokens, Role, Vectors
@@ -121,10 +121,10 @@ def kept_of(data: Path, collection: Collection, arguments: argparse.Namespace) -
         label += "" if arguments.steps is None else f"-{arguments.steps}-steps"
         model = folder / label
         if not model.exists():
-            options = FitOptions(static=how == "table", steps=arguments.steps)
-            length = {} if options.static else {"max_tokens": MAX_TOKENS}
+            static = how == "table"
+            length = {} if static else {"max_tokens": MAX_TOKENS}
             recipe = Recipe().replace(model=lm or SMOL, **length)
-            fit([corpus_of(data)], model, recipe, options)
+            fit([corpus_of(data)], model, recipe, static=static, steps=arguments.steps)
     else:
         model, label = resolve(arguments.model), arguments.model.split(":")[-1].replace("/", "-")
     encoder = load_encoder(model, "auto", MAX_TOKENS)

@@ -84,12 +84,12 @@ class Retriever:
             >>> Retriever.fit("docs/", "out", model="embedded:smollm2-135m")  # doctest: +SKIP
         """
         with extra("train", "a fit"):
-            from revela.training.fit import FITTED_BY, FitOptions, fit
+            from revela.training.fit import FITTED_BY, fit
             from revela.training.recipe import Recipe
         if unread := settings.keys() - set(FITTED_BY):
             raise RevelaError(f"a fit does not take {min(unread)}: it takes {', '.join(FITTED_BY)}")
         recipe = Recipe.of(model=str(model), **settings)
-        fit(sources_of(corpus), Path(out), recipe, FitOptions(static, steps))
+        fit(sources_of(corpus), Path(out), recipe, static=static, steps=steps)
         return cls(out, recipe.training.precision)
 
     def encode_queries(self, texts: Iterable[str]) -> Vectors:

@@ -104,9 +104,9 @@ def test_a_training_set_is_not_that_of_another_reading():
     ("recipe", "flags", "message"),
     [
         ("[variants.a.method]\ntau = 1.0\n[variants.b.method]\ntau = 2.0\n", ("--tau", "3"),
-         "a and b are equal: leave out the setting"),
+         "a and b are equal: leave out what makes them so"),
         ('[variants."a/b".method]\ntau = 1.0\n', (),
-         "a variant is called 'a/b', but names a folder"),
+         "name variant 'a/b' by letters"),
     ],
 )  # fmt: skip
 def test_bad_variants_are_refused(refused, corpus_file, tmp_path, recipe, flags, message):
@@ -120,7 +120,7 @@ def test_bad_variants_are_refused(refused, corpus_file, tmp_path, recipe, flags,
 def test_only_compare_takes_variants(refused, tmp_path):
     flags = ("--out", tmp_path / "o", "--recipe", RECIPES / "random-groups.toml")
     err = refused("train", tmp_path, *flags)
-    said = "random-groups.toml holds 2 variants (document, random): train them by revela compare"
+    said = "random-groups.toml holds variants: train them by revela compare"
     assert said in err
 
 

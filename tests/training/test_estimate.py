@@ -69,6 +69,6 @@ def test_it_says_what_is_not_read_or_written(recipe, corpus_file, tmp_path):
 def test_refusals_come_before_text_is_read(refused, models, tmp_path, monkeypatch):
     monkeypatch.setattr(estimate, "_sample", lambda *_: pytest.fail("text was read"))
     command = "train", tmp_path, f"--out {tmp_path / 'out'} --dry-run", models
-    assert "has no end" in refused(*command, "--max-minutes 0")
+    assert "a run needs a limit" in refused(*command, "--max-minutes 0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "leave out torchrun" in refused(*command)

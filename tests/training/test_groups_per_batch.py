@@ -7,11 +7,10 @@ import json
 import pytest
 import torch
 
-from revela.errors import RevelaError
 from revela.training.checkpoint import recorded
-from revela.training.groups_per_batch import greatest_that_fits
 from revela.training.methods.revela import RevelaLoss
 from revela.training.recipe import Recipe
+from revela.training.step import greatest_that_fits
 from revela.training.train import train
 from tests.test_records import DOCUMENTS, GATED, RUN
 
@@ -65,8 +64,3 @@ def test_the_number_is_found_once_per_run_and_then_read(tiny_lm_folder, tmp_path
     record = json.loads((out / "run.json").read_text())
     assert record["groups_per_batch"] == "auto" and record["about"]["groups_per_batch"] == 2
     assert recorded(out, "groups_per_batch", lambda: 4) == 2
-
-
-def test_what_is_no_number_is_refused():
-    with pytest.raises(RevelaError, match="--groups-per-batch"):
-        Recipe.of(groups_per_batch="many")

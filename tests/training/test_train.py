@@ -406,12 +406,12 @@ def test_an_output_folder_in_the_way_is_refused_and_kept(recipe, documents, tmp_
 
 
 REFUSED = [
-    (dict(group_size=5000), "fewer than a group of 5000"),
+    (dict(group_size=5000), "give no group of 5000"),
     (dict(model="nowhere/at/all"), "neither a folder nor a hub id"),
     (dict(model="embedded:nothing"), "there are embedded:"),
-    (dict(max_steps=0), "without a limit has no end: give --max-steps, --max-epochs, --max-min"),
-    (dict(restart_optimizer=True), "--restart-optimizer goes by minings of --negatives: give"),
-    (dict(refresh_epochs=2), "--refresh-epochs goes by minings of --negatives: give"),
+    (dict(max_steps=0), "a run needs a limit: set --max-steps, --max-epochs, --max-min"),
+    (dict(restart_optimizer=True), "--restart-optimizer needs mined negatives: give"),
+    (dict(refresh_epochs=2), "--refresh-epochs needs mined negatives: give"),
     (dict(method="dream-infonce", queries="first-sentence", chunk_words=4), "no chunk has a query"),
     (dict(method="dwell-pairs"), "--queries judged are those of --pairs: give their folder"),
     (dict(method="replug", lm_lora=True), "--lm-lora has no effect on --method replug"),
@@ -695,7 +695,7 @@ def test_the_rate_of_an_extended_run_and_without_checkpoints(recipe, documents, 
     message = "goes on at 5e-05, as --max-steps 12 gives it at step 6; before it was 0 there"
     assert f"the learning rate {message}" in caplog.messages
     assert not (out / "checkpoints").exists() and list(losses(out)) == list(range(1, 13))
-    with pytest.raises(RevelaError, match="is finished and has no checkpoint to extend it from"):
+    with pytest.raises(RevelaError, match="is finished and has no checkpoint to extend"):
         train(recipe.replace(max_steps=18), documents, out, resume=True)
 
 

@@ -106,10 +106,10 @@ def test_crops_start_from_it_by_lora_too(run_of_spans, documents, tmp_path):
 
 
 REFUSED = [
-    ({"method": "contrastive-crop", "model": "new:tiny"}, "which LoRA would not train: give"),
+    ({"method": "contrastive-crop", "model": "new:tiny"}, "LoRA trains a part of it: give"),
     (
         {"method": "revela", "lm_lora": True, "lora_rank": 0},
-        "--lora-rank: give 1 or more",
+        "give --lora-rank 1 or more",
     ),
     (
         {"method": "contrastive-crop", "model": "new:tiny", "lora_rank": 0, "context": 2},
@@ -119,7 +119,7 @@ REFUSED = [
         {"method": "cde", "context": 3, "context_vectors_per_document": 2},
         "--context 3 cannot be divided by --context-vectors-per-document 2",
     ),
-    ({"method": "dwell-spans", "model": "new:tiny", "group_size": 900}, "fewer than a group"),
+    ({"method": "dwell-spans", "model": "new:tiny", "group_size": 900}, "give no group of"),
 ]
 
 

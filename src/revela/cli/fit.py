@@ -62,28 +62,23 @@ def fit(
         Default: as many as the corpus needs. 0: none.
     """
     with extra("train", "a fit"):
-        from revela.training.fit import FitOptions, bake_context
+        from revela.training.fit import bake_context
         from revela.training.fit import fit as run
 
     if bool(corpus) == bool(context):
-        raise RevelaError(
-            "a fit reads one corpus: give it as revela fit CORPUS for a language model, or as "
-            "--context CORPUS for a retriever that was trained with --context"
-        )
+        raise RevelaError("a fit reads one corpus: give it as revela fit CORPUS, or by --context")
     if context_first is not None and not (context and context_first >= 0):
-        raise RevelaError(
-            f"--context-first {context_first} counts the chunks of --context: give a corpus to "
-            "--context, and 0 or more"
-        )
+        raise RevelaError(f"--context-first {context_first} needs --context, and 0 or more")
     recipe = Recipe.of(model=model, **given_settings(given))
-    options = FitOptions(static, steps)
     text = shlex.join(map(str, corpus or context or []))
     go_on = f"go on with revela index {text} --model {shlex.quote(str(out))} --out INDEX"
     if context:
+        given_options = {"static": static, "steps": steps is not None}
+        options = [name for name, is_given in given_options.items() if is_given]
         count = bake_context(context, out, recipe, options, context_first)
         print(f"{counted(count, 'chunk')} of {text} in the slots of {out}: {go_on}")
         return
-    result = run(corpus or [], out, recipe, options, command_line())
+    result = run(corpus or [], out, recipe, static=static, steps=steps, command=command_line())
     if result.scores:
         print_scores("label-free check, nDCG@10", result.scores[result.kept], result.scores)
         if result.kept == "fitted" and "trained" in result.scores:

@@ -39,6 +39,9 @@ def groups(
     """
     from revela.training.groups.store import GroupFolder, is_group_folder
 
+    with extra("train", "grouping"):
+        from revela.training.build_groups import build_groups, hardness
+
     recipe = recipe_of(recipe_file, given)
     if len(corpus) == 1 and is_group_folder(corpus[0]):
         folder = GroupFolder(corpus[0])
@@ -46,15 +49,9 @@ def groups(
     elif out is None:
         raise RevelaError("groups need a folder to be kept in: give --out")
     else:
-        with extra("train", "grouping"):
-            from revela.training.build_groups import build_groups
-
         folder = build_groups(recipe, corpus, out, weights)
     print(f"{len(folder):,} groups of {folder.size} in {folder.folder}")
     if (surrogate := recipe.groups.surrogate) or recipe.groups.groups == "cluster":
-        with extra("train", "grouping"):
-            from revela.training.build_groups import hardness
-
         by, score = surrogate or "the model's word vectors", hardness(recipe, folder)
         print(f"mean score of the negatives within a group, by {by}: {score:.3f}")
     for group in islice(folder.order(recipe.training.seed)(0), show):

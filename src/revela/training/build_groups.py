@@ -15,6 +15,7 @@ from sentence_transformers import SentenceTransformer
 
 from revela.errors import RevelaError
 from revela.quiet_libraries import silence_libraries
+from revela.terminal import counted
 from revela.text.load import split_held_out
 from revela.text.spool import ArrowList, arrow_list
 from revela.training.check_settings import check_groups
@@ -46,25 +47,20 @@ def build_groups(
     check_out(out, recipe.pairs)
     check_groups(recipe.groups, recipe.queries, recipe.method)
     if weights and (len(weights) != len(sources) or min(weights) <= 0):
-        raise RevelaError(
-            f"--weights gives {len(weights)} numbers for {len(sources)} corpora: give each one "
-            "above 0"
-        )
+        raise RevelaError(f"give --weights a number above 0 for each of the {len(sources)} corpora")
     silence_libraries()
     prebuilt = [source for source in sources if holds_groups(source)]
     seed, size = recipe.training.seed, recipe.groups.group_size
     queries_file = default_queries_file(sources, recipe.queries.queries_file)
-
-    def grouped(read: Sequence[Path]) -> GroupedCorpus:
-        return _grouped(TrainingSet.read(recipe, read, queries_file, lazy_queries=False), read)
-
+    corpora = [sources]
     if weights or prebuilt or recipe.groups.groups == "cluster":  # no group spans two corpora
-        parts = [
-            _prebuilt(source, size, recipe.corpus) if source in prebuilt else grouped([source])
-            for source in sources
-        ]
-    else:
-        parts = [grouped(sources)]
+        corpora = [[source] for source in sources]
+    parts = [
+        _prebuilt(read[0], size, recipe.corpus)
+        if read[0] in prebuilt
+        else _grouped(TrainingSet.read(recipe, read, queries_file, lazy_queries=False), read)
+        for read in corpora
+    ]
     corpus = _joined(parts, weights, seed)
     settings = {
         "sources": [str(source) for source in sources],
@@ -85,18 +81,14 @@ def _grouped(data: TrainingSet, sources: Sequence[Path]) -> GroupedCorpus:
     documents, rows, held_out = data.documents, data.rows, data.held_out
     assert isinstance(documents, ArrowList)
     log.info(
-        f"{len(documents):,} documents -> {len(data.chunks):,} chunks; "
-        f"{len(held_out):,} documents held out"
+        f"{counted(len(documents), 'document')}, {counted(len(data.chunks), 'chunk')}; "
+        f"{counted(len(held_out), 'document')} held out"
     )
 
     groups = iter(data.corpus_groups(_model(data.recipe.retriever, documents))(0))
     first = next(groups, None)
     if first is None:
-        names = ", ".join(map(str, sources))
-        raise RevelaError(
-            f"{names}: {len(rows):,} chunks give no group of {data.recipe.groups.group_size}: add "
-            "text, or lower --chunk-words or --group-size"
-        )
+        raise RevelaError(f"{', '.join(map(str, sources))}: {data.no_group()}")
     return GroupedCorpus(documents, held_out, rows, chain([first], groups))
 
 
@@ -141,10 +133,7 @@ def _prebuilt(source: Path, size: int, corpus: Corpus) -> GroupedCorpus:
     left = (member for member in members if member.name not in held_out_ids)
     numbered = enumerate(row for _, row in groupby(left, attrgetter("document")))
     rows = arrow_list(Chunk, (Chunk(i, member.text) for i, row in numbered for member in row))
-    log.info(
-        f"read {len(documents) + len(held_out):,} rows of groups from {source}; "
-        f"{len(held_out):,} of them held out"
-    )
+    log.info(f"{source}: {len(documents):,} rows of groups, and {len(held_out):,} held out")
     starts = range(0, len(rows), size)
     return GroupedCorpus(documents, held_out, rows, (list(range(i, i + size)) for i in starts))
 

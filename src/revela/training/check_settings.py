@@ -11,6 +11,7 @@ from revela.encoders.model_files import NEW, table_folder
 from revela.encoders.prompts import read_prompts
 from revela.encoders.torch_model import uses_bf16
 from revela.errors import RevelaError
+from revela.quiet_libraries import silence_libraries
 from revela.terminal import counted
 from revela.text.analyzer import check_language
 from revela.text.judgements import read_judgements
@@ -38,7 +39,7 @@ def check_recipe(
 
     Args:
         recipe, out, resume, overwrite: as for ``train``.
-        corpus: what it will read, if that is known.
+        corpus: the sources that it will read, if they are known.
 
     Raises:
         RevelaError: the output folder exists, the run has no limit, a tracker is not installed,
@@ -48,14 +49,13 @@ def check_recipe(
     from accelerate.tracking import LoggerType, get_available_trackers
 
     training, former = recipe.training, None
-    if not overwrite or distributed.is_rank_zero():  # which replaces it
+    if not overwrite or distributed.is_rank_zero():  # rank zero replaces it
         former = check_out(out, resume, overwrite)
     if resume:
         checkpoint_to_resume(recipe, out)
     if (track := training.track) and LoggerType(track) not in get_available_trackers():
         raise RevelaError(f"--track {track} needs its package: install it by pip install {track}")
-    if recipe.corpus.language != "auto":
-        check_language(recipe.corpus.language)
+    check_language(recipe.corpus.language)
     recipe.method.refuse(recipe.retriever, recipe.context)
     if getattr(recipe.method, "kernel", "") == "varlen":
         device = compute_device()
@@ -65,7 +65,7 @@ def check_recipe(
     _check_trained_weights(recipe.retriever, recipe.context)
     check_groups(recipe.groups, recipe.queries, recipe.method)
     if getattr(recipe.method, "lm_lora", False) and not recipe.retriever.lora_rank:
-        raise RevelaError("--lm-lora has the rank of --lora-rank: give 1 or more there")
+        raise RevelaError("--lm-lora has the rank of --lora-rank: give --lora-rank 1 or more")
     _check_groups_per_step(recipe.method, training)
     _check_limits(recipe)
     if recipe.pairs and recipe.corpus.join_titles:
@@ -74,21 +74,21 @@ def check_recipe(
         read_judgements(folder, "train")
         read_prompts(folder)
     stored = check_sources(recipe, corpus)
+    silence_libraries()
     if not (resume and former):  # a resumed run keeps its models
         _check_models(recipe, reads_text=bool(corpus) and not stored)
 
 
 def _check_limits(recipe: Recipe) -> None:
-    """Refuse a run without an end, and settings of minings where nothing is mined."""
+    """Refuse a run without a limit, and settings of mining where nothing is mined."""
     t, restarts = recipe.training, recipe.optimizer.restart_optimizer
     if not any((t.max_steps, t.max_epochs, t.max_minutes, t.max_tokens_read)):
         raise RevelaError(
-            "a run without a limit has no end: give --max-steps, --max-epochs, --max-minutes or "
-            "--max-tokens-read"
+            "a run needs a limit: set --max-steps, --max-epochs, --max-minutes or --max-tokens-read"
         )
     if not recipe.negatives and (restarts or recipe.groups.refresh_epochs):
         flag = "--restart-optimizer" if restarts else "--refresh-epochs"
-        raise RevelaError(f"{flag} goes by minings of --negatives: give --negatives 1 or more")
+        raise RevelaError(f"{flag} needs mined negatives: give --negatives 1 or more")
 
 
 def check_groups(groups: Groups, queries: Queries, method: Method) -> None:
@@ -99,10 +99,7 @@ def check_groups(groups: Groups, queries: Queries, method: Method) -> None:
         f"--queries {queries.queries}": queries.queries in QUERIES_PER_DOCUMENT,
     }
     if groups.groups == "split" and (other := [name for name, is_on in others.items() if is_on]):
-        raise RevelaError(
-            f"--groups split makes a group of one document's chunks, each with a query of its own: "
-            f"{other[0]} cannot"
-        )
+        raise RevelaError(f"--groups split cannot be combined with {other[0]}: leave one out")
     if queries.questions and queries.queries != "lm":
         raise RevelaError(f"--questions replaces --queries {queries.queries}: leave one out")
     if queries.questions and not Path(queries.questions).is_file():
@@ -115,18 +112,15 @@ def _check_models(recipe: Recipe, reads_text: bool) -> None:
     """Refuse models that are missing, of unsupported families or too small for the settings; reads
     no weights. ``reads_text``: queries may have to be written for it, and groups to be built.
     """
-    from revela.quiet_libraries import silence_libraries
     from revela.training.retriever.build import check_model
 
-    silence_libraries()
     retriever, method = recipe.retriever, recipe.method
     name, offline = retriever.model, retriever.offline_model
     if not name.startswith(NEW):
         folder = find_weights(name, offline)
         if retriever.similarity == "dot" and table_folder(folder):
             raise RevelaError(
-                f"--similarity dot is for a transformer, and --model {name} is a static retriever, "
-                "whose vectors have length one in training: leave it out"
+                f"--similarity dot is for a transformer, and --model {name} is static: leave it out"
             )
         check_model(folder, retriever.layers, retriever.lora_rank)
     if method.reads_lm:
@@ -134,21 +128,20 @@ def _check_models(recipe: Recipe, reads_text: bool) -> None:
         lm = check_language_model(folder, recipe.lm.lm)
         if lm is not None:
             _check_lm(lm, folder, recipe)
-    if reads_text and recipe.has_queries_written:
+    if reads_text and (recipe.has_written_queries or recipe.training.check_questions):
         find_weights(recipe.queries.query_lm or recipe.lm.lm, offline)
     if reads_text and recipe.groups.surrogate:
         find_weights(recipe.groups.surrogate, "")
 
 
 def _check_lm(lm: LanguageModel, folder: Path, recipe: Recipe) -> None:
-    """Refuse an LM that is too short for the texts of a group, or has too few heads or others."""
+    """Refuse an LM that reads fewer tokens than a group has, or lacks the heads."""
     method, tokens, size = recipe.method, recipe.lm.lm_tokens, recipe.groups.group_size
     length, heads = method.lm_length(size, tokens), lm.n_layers * lm.n_heads
     if lm.max_tokens is not None and length > lm.max_tokens:
         raise RevelaError(
-            f"--method {method.name} with --lm-tokens {tokens} has the LM read up to {length:,} "
-            f"tokens, more than the {lm.max_tokens:,} that {lm.name} reads: lower --lm-tokens or "
-            "--group-size"
+            f"the LM would read up to {length:,} tokens, more than the {lm.max_tokens:,} of "
+            f"{lm.name}: lower --lm-tokens {tokens} or --group-size {size}"
         )
     if (heads_file := Path(getattr(method, "heads", ""))).is_file():
         heads_from_file(heads_file, method.kind_of_heads, folder)
@@ -166,8 +159,7 @@ def _check_trained_weights(retriever: Retriever, context: Context) -> None:
         size_of(name)
         if rank:
             raise RevelaError(
-                f"--model {name} has untrained weights, which LoRA would not train: give "
-                "--lora-rank 0"
+                f"--model {name} is untrained, and LoRA trains a part of it: give --lora-rank 0"
             )
         if context.context:
             raise RevelaError(f"--context needs an encoder or a decoder: --model {name} is both")

@@ -82,7 +82,9 @@ def begun(out: Path) -> RunFile | None:
 
 
 def check_out(out: Path, resume: bool, overwrite: bool) -> RunFile | None:
-    """Refuse an output folder that is not free, or holds no run to resume or replace; ``begun``."""
+    """Refuse an output folder that is not free, or holds no run to resume or replace. Returns the
+    record of that run.
+    """
     if resume and overwrite:
         raise RevelaError("--resume goes on with a run and --overwrite replaces it: leave one out")
     if not (resume or overwrite):
@@ -93,9 +95,7 @@ def check_out(out: Path, resume: bool, overwrite: bool) -> RunFile | None:
         names = (entry.name for entry in out.iterdir())
         others = [name for name in names if not any(fnmatch(name, form) for form in WRITTEN)]
         if others:
-            raise RevelaError(
-                f"{out} has a {min(others)} that no run wrote: move it away, or give another --out"
-            )
+            raise RevelaError(f"{out} has a {min(others)} that no run wrote: move it away")
     return former
 
 
@@ -104,7 +104,7 @@ def output_folder(out: Path, resume: bool, overwrite: bool = False) -> Iterator[
     """Hold the lock of the output folder, in the first process.
 
     A run that is refused before its first step leaves nothing behind. Neither does one that fails
-    before its first checkpoint by another error (of an own method, say), unless the event that is
+    before its first checkpoint by another error (of a user's method, say), unless the event that is
     yielded is set. Of several processes, torchrun may start such a run again. A run that is to be
     replaced (``overwrite``) is put back if the new one has no checkpoint.
 
@@ -180,18 +180,15 @@ def recorded_run(out: Path) -> tuple[Recipe, list[Path]] | None:
     try:
         method = record.about.method_file or record.settings["method"]
         recipe, _ = Recipe().merge({**record.settings, "method": method})
-        known = record.settings.keys() | CHANGEABLE_ON_RESUME
-        if missing := sorted(recipe.to_dict().keys() - known):
-            raise RevelaError(f"it has no {missing[0]}")
     except RevelaError as error:
         raise RevelaError(
-            f"{out / RUN_FILE} is damaged ({error}): mend it, or start again with another --out"
+            f"{out / RUN_FILE} is damaged ({error}): repair it, or start again with another --out"
         ) from error
     return recipe, [*map(Path, record.about.sources)]
 
 
 def write_record(record: RunFile, out: Path) -> None:
-    """Write run.json, of which a resumed run keeps the first "about" but for its corpus's place.
+    """Write run.json; a resumed run keeps the first "about" except for the place of its corpus.
 
     Raises:
         RevelaError: a resumed run would read other weights than it began with.
@@ -201,9 +198,8 @@ def write_record(record: RunFile, out: Path) -> None:
             if first.models.get(flag, model)["digest"] != model["digest"]:
                 name, flag = first.models[flag]["name"], flag.replace("_", "-")
                 raise RevelaError(
-                    f"{out} was begun with other weights of --{flag} (of {name}): "
-                    "give those, by HF_HUB_OFFLINE=1 if they replaced a model of the hub, or "
-                    "another --out"
+                    f"{out} was begun with other weights of --{flag} (of {name}): give those, by "
+                    "HF_HUB_OFFLINE=1 if the hub has a newer version, or another --out"
                 )
         sources = record.about.sources or first.sources
         record = replace(record, about=replace(first, sources=sources, finished=False))
@@ -238,8 +234,7 @@ def check_same_run(settings: Mapping[str, Any], out: Path, free: Collection[str]
     known = read_record(out).settings
     if changed := sorted(k for k in settings if k not in free and known.get(k) != settings[k]):
         raise RevelaError(
-            f"{out} was begun with other settings ({', '.join(changed)}): give the same, or "
-            "another --out"
+            f"{out} has other settings ({', '.join(changed)}): give the same, or another --out"
         )
 
 
@@ -255,10 +250,7 @@ def checkpoint_to_resume(recipe: Recipe, out: Path) -> Path | None:
     checkpoints, finished = saved_checkpoints(out / CHECKPOINTS), record.about.finished
     check_same_run(recipe.to_dict(), out, CHANGEABLE_ON_RESUME)
     if not checkpoints and finished:
-        raise RevelaError(
-            f"{out} is finished and has no checkpoint to extend it from: start again with another "
-            "--out, and --keep-checkpoints 1"
-        )
+        raise RevelaError(f"{out} is finished and has no checkpoint to extend: give another --out")
     if not checkpoints:
         return None
     last, step = checkpoints[-1], step_of(checkpoints[-1])
@@ -267,16 +259,12 @@ def checkpoint_to_resume(recipe: Recipe, out: Path) -> Path | None:
             file.stat()
     if all(row.step < step for row in Metrics(out / METRICS).written()):
         raise RevelaError(
-            f"{out / METRICS} has no line of step {step}, where the last checkpoint is: put back "
-            "what was cut, or give another --out"
+            f"{out / METRICS} has no line of step {step}, the last checkpoint: give another --out"
         )
     budget, now = Budget.of(recipe.training, record.about.groups or 0), _fixed(out)
     began = {**now, **load_spent(last, budget)}
     if edited := sorted(name for name in now if now[name] != began[name]):
-        raise RevelaError(
-            f"{out / RUN_FILE} was edited ({', '.join(edited)}): put back what it had, or give "
-            "another --out"
-        )
+        raise RevelaError(f"{out / RUN_FILE} was edited ({', '.join(edited)}): undo that")
     if finished and budget.done(step) >= 1:
         spent = {"steps": step, "minutes": budget.minutes, "tokens_read": budget.tokens / 1e6}
         limits = {name: getattr(recipe.training, f"max_{name}") for name in spent}
@@ -299,8 +287,8 @@ def limits_in_words(recipe: Recipe) -> str:
 
 def resume_run(recipe: Recipe, digest: str, out: Path) -> tuple[Path | None, Recipe]:
     """The last checkpoint of the run in ``out``, if any, and the recipe with the limits that the
-    run had. Says what is done: it starts, goes on or is extended. Pins hub models to the revisions
-    of its first part.
+    run had. Logs whether it starts, continues or is extended. Pins hub models to the revisions of
+    its first part.
 
     Raises:
         RevelaError: as ``checkpoint_to_resume``, or the corpus is another.
@@ -323,8 +311,7 @@ def resume_run(recipe: Recipe, digest: str, out: Path) -> tuple[Path | None, Rec
 
 
 def save_checkpoint(folder: Path, step: int, state: State, keep: int = 1) -> None:
-    """Write the checkpoint of a step, then delete all but the newest, of which it ``keep``s so many
-    and at least one.
+    """Write the checkpoint of a step, then delete all but the newest ``keep``, at least one.
 
     The optimiser has ``trainable_parameters(module)``, in that order.
     """
@@ -443,10 +430,7 @@ def load_trainable(module: nn.Module, file: Path) -> None:
         saved = load_file(file)
     parameters = trainable_parameters(module)
     if {n: t.shape for n, t in saved.items()} != {n: p.shape for n, p in parameters.items()}:
-        raise RevelaError(
-            f"{file.parent} was saved by another recipe: resume with the settings that the run "
-            "began with"
-        )
+        raise RevelaError(f"{file.parent} was saved by another recipe: give the run's settings")
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(saved[name])

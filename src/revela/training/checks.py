@@ -32,7 +32,7 @@ class CheckPlan:
     """The checks of a run.
 
     Attributes:
-        check: the label-free check. None: none.
+        check: the label-free check. None: no check.
         bm25: BM25's scores on the same tasks, for comparison.
         judge: a second evaluation, recorded at every check; it does not select a state.
         points: check after each of this many equal parts of the run. 0: by ``check_every``.
@@ -73,7 +73,7 @@ class Checks:
         return bool(self.check_every) and step % self.check_every == 0
 
     def run(self, step: int) -> Scores:
-        """Check, then record, print and offer the scores."""
+        """Check, record and print the scores, and keep the state if it is the best."""
         plan = self.plan
         scores = plan.check(self.encoder) if plan.check else {}
         judged = plan.judge(self.encoder, step) if plan.judge else None

@@ -1,7 +1,7 @@
-"""Runs as commands of their own: `revela train` and `revela eval`, under torchrun where there are
-several GPUs. A command whose result is there is skipped.
+"""Run `revela train` and `revela eval` as commands, under torchrun if there are several GPUs.
 
-So an interrupted comparison goes on where it stopped, and each of its lines can be run by hand.
+A command whose result exists is skipped, so an interrupted comparison continues where it stopped,
+and each command can be run by hand.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Command:
 
     Attributes:
         words: the verb and its arguments.
-        makes: the file or folder that is there when the command has finished.
+        makes: the file or folder that exists when the command has finished.
         after: what it reads; ``makes`` is made again if it is older.
         processes: more than one are started by torchrun.
     """
@@ -59,14 +59,14 @@ class Command:
         return self.makes.exists() and self.makes.stat().st_mtime >= after
 
     def run(self) -> None:
-        """Run it, and hand it the signals that this process gets.
+        """Run it, and forward the signals of this process to it.
 
         Raises:
             RevelaError: it failed, or was stopped; with its exit code.
         """
-        several = ["torch.distributed.run", *TORCHRUN[1:], str(self.processes), "-m"]
-        module = several if self.processes > 1 else []
-        words = [sys.executable, "-m", *module, "revela", *self.words]
+        torchrun = ["torch.distributed.run", *TORCHRUN[1:], str(self.processes), "-m"]
+        start = torchrun if self.processes > 1 else []
+        words = [sys.executable, "-m", *start, "revela", *self.words]
         # In a session of its own, so that Ctrl-C reaches it once, through this process.
         child = subprocess.Popen(words, start_new_session=True)
         with handled(lambda number, _: child.send_signal(number)):

@@ -28,7 +28,7 @@ from revela.training.record import METRICS, START_SCORES, Metrics, parse
 
 COMPARISON, SCORES = "compare.json", "scores"
 COMPARED = ("revela-gated", "contrastive-crop")
-"What is compared if nothing names a method."
+"The methods that are compared by default."
 FILE = TypeAdapter(dict[str, dict[str, SystemScores]])
 "What `revela eval --json` writes: collection -> system -> scores."
 
@@ -73,11 +73,6 @@ class Comparison:
         )
         return "\n".join(["nDCG@10 of what was saved", *rows, about, *lines])
 
-    @classmethod
-    def read(cls, folder: Path) -> Comparison:
-        path = folder / COMPARISON
-        return parse(TypeAdapter(cls), path.read_bytes(), str(path))
-
 
 def rows_of(
     methods: Sequence[str],
@@ -104,9 +99,7 @@ def rows_of(
         shown = re.sub(r".*:", "", method)  # of FILE.py:Class
         name = "-".join(filter(None, (shown if len(names) > 1 or not variant else "", variant)))
         if same := next((other for other, known in recipes.items() if known == recipe), None):
-            raise RevelaError(
-                f"{same} and {name} are equal: leave out the setting that makes them so"
-            )
+            raise RevelaError(f"{same} and {name} are equal: leave out what makes them so")
         recipes[name] = recipe
         rows[name] = {key: value for key, value in named.items() if key not in unread}
         made.append((recipe.method.name, unread))
@@ -142,7 +135,7 @@ def compare(
         dry_run: print the commands, and return None.
 
     Raises:
-        RevelaError: a run is refused, which is said before any starts, or fails.
+        RevelaError: a run is refused, before any starts, or fails.
     """
     runs = [
         (f"{name}, seed {seed}", out / f"{name}-{seed}", {**settings, "seed": seed})
@@ -176,7 +169,7 @@ def compare(
 
 
 def summary(folders: Mapping[str, Path], on: Sequence[Path]) -> Comparison:
-    """What finished runs give, by label ("NAME, seed N")."""
+    """The comparison of finished runs, given by label ("NAME, seed N")."""
     curves, found = dict[str, list[CurvePoint]](), dict[str, list[Queries]]()
     for label, folder in folders.items():
         curves[label] = [

@@ -83,10 +83,7 @@ def _cpu_quotas(root: Path) -> Iterator[int]:
 def check_single_process() -> None:
     """Raise RevelaError if several processes were started, for work that takes one."""
     if started() > 1:
-        raise RevelaError(
-            f"this takes one process and {started()} were started (WORLD_SIZE): start revela "
-            "without torchrun or accelerate"
-        )
+        raise RevelaError(f"this takes one process (WORLD_SIZE is {started()}): leave out torchrun")
 
 
 @contextmanager
@@ -125,8 +122,7 @@ def joined() -> Iterator[None]:
             if not any(words in str(error) for words in LOST):
                 raise
             raise RevelaError(
-                "another process has ended, was killed or ran out of memory: see what it said, and "
-                "continue with --resume"
+                "another process has ended: see what it printed, and continue with --resume"
             ) from None
         finally:
             dist.destroy_process_group()
@@ -135,10 +131,7 @@ def joined() -> Iterator[None]:
 def _take_own_gpu() -> None:
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     if local_world_size > (gpus := torch.cuda.device_count()):
-        raise RevelaError(
-            f"{local_world_size} processes are on a machine with {gpus} GPUs: start no more of "
-            "them there (torchrun --nproc-per-node), or hide the GPUs by CUDA_VISIBLE_DEVICES="
-        )
+        raise RevelaError(f"{gpus} GPUs take as many processes: give --nproc-per-node {gpus}")
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK") or 0))
 
 

@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from revela.errors import RevelaError
-from revela.quiet_libraries import silence_libraries, silence_warnings
+from revela.quiet_libraries import silence_warnings
 from revela.terminal import counted, duration
 from revela.text.endings import COMPRESSED
 from revela.text.load import Reading, joined_by_title
@@ -83,12 +83,8 @@ def estimate(corpus: Sequence[Path], out: Path, recipe: Recipe, sample: int = SA
     """
     until = time.monotonic() + SECONDS
     if started() > 1:
-        raise RevelaError(
-            "--dry-run measures one process: leave out torchrun, and divide --groups-per-step by "
-            "the number of processes"
-        )
+        raise RevelaError("--dry-run measures one process: leave out torchrun (docs/train.md)")
     check_recipe(recipe, out, resume=False)
-    silence_libraries()
     with tempfile.TemporaryDirectory(prefix="revela-") as name, silence_warnings():
         run, file, asked, short = Path(name, "run"), Path(name, "queries"), 0, _shortened(recipe)
         documents, share = _sample(corpus, recipe, sample)

@@ -21,14 +21,13 @@ from revela.errors import RevelaError
 from revela.evaluation.label_free import HeldOutCheck
 from revela.files import atomic_write, check_free
 from revela.quiet_libraries import silence_libraries
-from revela.terminal import counted
 from revela.text.analyzer import check_language
 from revela.text.chunk import PASSAGE_WORDS
 from revela.text.load import Reading, read_corpus
 from revela.text.readers import Source
 from revela.training.device import compute_device
 from revela.training.distributed import check_single_process
-from revela.training.on_files import check_by
+from revela.training.on_files import check_by, describe_held_out
 from revela.training.recipe import Recipe
 from revela.training.retriever.build import check_model, untrained_retriever
 from revela.training.retriever.card import Card, metadata_of, without_folders
@@ -56,19 +55,6 @@ MAY_LOSE = 0.005  # a trained table may lose this much nDCG@10 in the check
 
 
 @dataclass(frozen=True)
-class FitOptions:
-    """Options of a fit."""
-
-    static: bool = False
-    "Make a table of word vectors, without any layer."
-    steps: int | None = None
-    "Training steps of the table, or of the lexical half. None: by the size of the corpus."
-
-
-FIT_OPTIONS = FitOptions()
-
-
-@dataclass(frozen=True)
 class FitResult:
     """The result of a fit.
 
@@ -86,48 +72,51 @@ def fit(
     corpus: Sequence[Source],
     out: Path,
     recipe: Recipe,
-    options: FitOptions = FIT_OPTIONS,
+    *,
+    static: bool = False,
+    steps: int | None = None,
     command: str = "",
 ) -> FitResult:
     """Read a corpus, hold documents out, fit a raw language model to the others, and save it.
 
-    ``command`` is the command line, for the model card.
+    Args:
+        static: make a table of word vectors, without any layer.
+        steps: training steps of the table, or of the lexical half. None: by the size of the corpus.
+        command: the command line, for the model card.
     """
-    static, steps, settings = options.static, options.steps, recipe.to_dict()
+    settings = recipe.to_dict()
     if steps and not static and not recipe.fit.lexical:
         raise RevelaError("--steps trains the lexical half: leave --lexical 0 out, or --steps")
     if steps is not None and steps < 0:
         raise RevelaError(f"--steps {steps}: give 0, which does not train, or more")
-    if static:
-        _refuse_unread(settings, LAYER_SETTINGS, "--static, which keeps no layers")
+    unread = LAYER_SETTINGS if static else ()
+    _refuse_unread(settings, unread, "--static, which keeps no layers")
     check_free(out)
     check_single_process()
     check_language(recipe.corpus.language)
     silence_libraries()
-    folder = _language_model(recipe.retriever.model, 0 if static else recipe.retriever.layers)
+    name = recipe.retriever.model
+    folder = resolve(name)
+    if (folder / "modules.json").is_file():
+        raise RevelaError(f"{name} is an embedder, which a fit would harm: give a language model")
+    check_model(folder, 0 if static else recipe.retriever.layers, lora_rank=0)
     data = TrainingSet.read(recipe, corpus)
     if not static and len(data.chunks) < 2:  # a table reads longer windows
         raise RevelaError("a fit takes two chunks of text or more: give more text")
     check = check_by(data.held_out, recipe.corpus, recipe.training)
-    if data.held_out:
-        tasks = check.describe() or "too few for a task, so the fit is not checked"
-        held_out = counted(len(data.held_out), "document")
-        log.info(f"held out {held_out} for the label-free check ({tasks})")
-    else:
-        log.info("no documents held out, so the fit is not checked")
+    log.info(describe_held_out(data, check))
     run = _fit_table if static else _fit_layers
-    model, result = run(folder, data, check, options)
-    unread = LAYER_SETTINGS if static else ()
+    model, result = run(folder, data, check, steps)
     card = Card(
         name=out.name,
-        learned_from=_learned_from(result.kept, options, recipe.fit.lexical),
+        learned_from=_learned_from(result.kept, static, steps, recipe.fit.lexical),
         corpus=", ".join(map(str, corpus)),
         documents=data.n_documents,
         command=command,
         settings={name: settings[name] for name in ("model", *FITTED_BY) if name not in unread},
         scores=result.scores,
         minutes=result.minutes,
-        metadata=metadata_of(recipe.retriever.model, folder),
+        metadata=metadata_of(name, folder),
     )
     with atomic_write(out) as temporary:
         save_retriever(model, temporary, card.text(), words_to_vectors=WORDS_TO_VECTORS)
@@ -135,24 +124,19 @@ def fit(
 
 
 def bake_context(
-    corpus: Sequence[Path], out: Path, recipe: Recipe, options: FitOptions, most: int | None = None
+    corpus: Sequence[Path], out: Path, recipe: Recipe, options: Sequence[str], most: int | None
 ) -> int:
-    """Save a retriever that was trained with a context with chunks of another corpus in its slots,
-    at most ``most``; returns their number.
+    """Fill the slots of a retriever that was trained with a context with chunks of another corpus,
+    at most ``most``, and save it; returns their number. ``options`` of ``fit`` are refused.
     """
-    given = [name for name, value in vars(options).items() if value != getattr(FIT_OPTIONS, name)]
-    unread = (*LAYER_SETTINGS, "language")
     reason = "--context, which fills the slots of a retriever"
-    _refuse_unread(recipe.to_dict(), unread, reason, given)
+    _refuse_unread(recipe.to_dict(), (*LAYER_SETTINGS, "language"), reason, options)
     check_free(out)
     model, settings, seed = recipe.retriever.model, recipe.corpus, recipe.training.seed
     folder = resolve(model)
     check_retriever(folder)
     if (first := load_context_encoder(folder)) is None:
-        raise RevelaError(
-            f"{model} has no first stage (context/), which --context needs: give a retriever that "
-            "revela train --context N has made"
-        )
+        raise RevelaError(f"{model} has no folder context/: give a retriever of train --context N")
     reading = Reading(settings.text_field, settings.title_field, settings.join_titles)
     documents, report = read_corpus(
         corpus, reading, distinct=False, min_words=1, max_bad_share=settings.max_bad_share
@@ -174,21 +158,21 @@ def bake_context(
     return len(texts)
 
 
-def _learned_from(kept: str, options: FitOptions, lexical: float) -> str:
+def _learned_from(kept: str, static: bool, steps: int | None, lexical: float) -> str:
     """The sentence of the model card that says what was fitted."""
     trained = ", trained so that titles, docstrings and runs of words find their text"
-    if options.static:
+    if static:
         about = "a row for each word, begun as the mean of the input embeddings of its pieces"
         about += trained * (kept == "trained")
     else:
         about = "the weights of tokens, whitening"
         if lexical:
-            about += f", and a half of the vector for words{trained * (options.steps != 0)}"
+            about += f", and a half of the vector for words{trained * (steps != 0)}"
     return f"{{model}} was fitted to text: {about}."
 
 
 def _fit_layers(
-    folder: Path, data: TrainingSet, check: HeldOutCheck, options: FitOptions
+    folder: Path, data: TrainingSet, check: HeldOutCheck, steps: int | None
 ) -> tuple[SentenceTransformer, FitResult]:
     """Fit the lower layers of a language model to the chunks, and train the lexical half."""
     recipe, scores = data.recipe, dict[str, dict[str, float]]()
@@ -197,7 +181,7 @@ def _fit_layers(
     if check.tasks:
         scores = {"BM25": check.bm25(), "untrained": check(encoder)}
     start = time.monotonic()
-    fit_encoder(encoder, data, options.steps)
+    fit_encoder(encoder, data, steps)
     minutes = (time.monotonic() - start) / 60
     if check.tasks:
         scores["fitted"] = check(encoder)
@@ -205,7 +189,7 @@ def _fit_layers(
 
 
 def _fit_table(
-    folder: Path, data: TrainingSet, check: HeldOutCheck, options: FitOptions
+    folder: Path, data: TrainingSet, check: HeldOutCheck, steps: int | None
 ) -> tuple[SentenceTransformer, FitResult]:
     """Fit a table of all documents' words, and train it on those not held out. The untrained table
     is kept if the check finds it better by more than ``MAY_LOSE``.
@@ -214,7 +198,7 @@ def _fit_table(
     start = time.monotonic()
     language, seed = recipe.corpus.language, recipe.training.seed
     fitted, trained = tables(
-        folder, data.documents, data.held_out, language=language, seed=seed, steps=options.steps
+        folder, data.documents, data.held_out, language=language, seed=seed, steps=steps
     )
     minutes = (time.monotonic() - start) / 60
     made, kept = {"fitted": fitted}, "fitted"
@@ -238,15 +222,3 @@ def _refuse_unread(
     if changed:
         flag = changed[0].replace("_", "-")
         raise RevelaError(f"--{flag} has no effect with {reason}: leave one of them out")
-
-
-def _language_model(name: str, layers: int) -> Path:
-    """The folder of the model to fit."""
-    folder = resolve(name)
-    if (folder / "modules.json").is_file():
-        raise RevelaError(
-            f"{name} is an embedder, which a fit would harm: give a raw language model as --model, "
-            "or search with this one as it is"
-        )
-    check_model(folder, layers, lora_rank=0)
-    return folder

@@ -149,8 +149,7 @@ class QueryFile:
             except (ValueError, KeyError, TypeError):
                 if line[: len(BEGINNING)] != BEGINNING[: len(line)]:
                     raise RevelaError(
-                        f"{path}:{number} is not a line of queries: delete the file, or give "
-                        "another --queries-file"
+                        f"{path}:{number} is not a line of queries: give another --queries-file"
                     ) from None
 
     def get(self, passage: str) -> Answer | None:
@@ -248,8 +247,7 @@ def with_questions(chunks: ArrowList[Chunk], file: Path) -> ArrowList[Chunk]:
             asked[row["chunk"].strip()] = number, " ".join(row["question"].split())
         except (ValueError, KeyError, TypeError, AttributeError):
             raise RevelaError(
-                f'{file}:{number} has no "chunk" and "question": take the lines of revela queries '
-                "--chunks, and add a question to each"
+                f'{file}:{number} has no "chunk" and "question": see revela queries --chunks'
             ) from None
     rows = [i for i, chunk in enumerate(chunks) if chunk.text.strip() in asked]
     if unknown := asked.keys() - {chunks[i].text.strip() for i in rows}:

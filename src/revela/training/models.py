@@ -35,9 +35,8 @@ def find_model(name: str, offline_model: str) -> tuple[str, Path]:
             raise
         if not offline_model:
             raise Unreachable(
-                f"{name} is not in the hub cache, the hub cannot be reached, and these settings "
-                "take no other model in its place: connect, or name one by --model and --lm "
-                f"({SMOLLM2})"
+                f"{name} is not cached, the hub cannot be reached, and these settings take no "
+                f"other model in its place: connect, or give --model and --lm {SMOLLM2}"
             ) from error
         log_once(f"{name} is not cached and the hub cannot be reached: using {offline_model}")
         return offline_model, resolve(offline_model)
@@ -51,7 +50,7 @@ def open_causal_lm(folder: Path, dtype: torch.dtype) -> Any:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """An LM's tokenizer; one without a padding token pads with EOS, or any token."""
+    """An LM's tokenizer; without a padding token of its own it pads with EOS, or any token."""
     from transformers import AutoTokenizer
 
     tokenizer = opened(AutoTokenizer, folder)

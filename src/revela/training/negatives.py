@@ -80,8 +80,7 @@ def read_rankings(data: TrainingSet, runs: Sequence[str]) -> dict[str, dict[int,
             if text in trained and not ranked:
                 raise RevelaError(
                     f"{file} ranks no document that is trained on for the query {query} of "
-                    f"{folder}: rank the corpus for all its queries, by their ids, or leave out "
-                    "--negatives-from"
+                    f"{folder}: rank the corpus for all queries, or leave out --negatives-from"
                 )
             rankings.setdefault(text, {}).update(ranked)
     return rankings
@@ -122,8 +121,7 @@ class Negatives:
         self._mined, self._round = dict[int, list[int]](), -1
         if count >= len(self.passages):
             raise RevelaError(
-                f"--negatives {count}: there are {len(self.passages)} passages to "
-                "mine them from, one of them a query's own: give fewer, or more text"
+                f"--negatives {count} from {len(self.passages)} passages: give fewer, or more text"
             )
 
     def groups(self, round_: int) -> Iterator[list[int]]:

@@ -1,4 +1,6 @@
-"""A run on a corpus: read it, hold documents out for the label-free check, train on the rest."""
+"""A run on a corpus: read it, hold documents out for the label-free check, train on the rest, and
+score the retriever on judged queries meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +9,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from revela.errors import RevelaError
+from revela.evaluation.collection import Collection, load_collection
+from revela.evaluation.evaluate import outcomes
 from revela.evaluation.label_free import MIN_QUERIES, Ask, HeldOutCheck, tasks
-from revela.quiet_libraries import silence_libraries
+from revela.evaluation.results import write_json
+from revela.evaluation.significance import MEASURE, standings
 from revela.terminal import counted
+from revela.text.chunk import PASSAGE_WORDS
 from revela.text.readers import Source
 from revela.training.check_settings import check_recipe
-from revela.training.checks import NO_CHECKS, CheckPlan
+from revela.training.checks import NO_CHECKS, CheckPlan, Judge
 from revela.training.distributed import is_rank_zero, joined
 from revela.training.generated_queries import write_queries
-from revela.training.judge import judge_on
 from revela.training.outcome import TrainingResult
 from revela.training.recipe import Recipe
-from revela.training.record import Provenance
+from revela.training.record import START_SCORES, Provenance, Scores
+from revela.training.retriever.context import draw_documents
+from revela.training.retriever.module import RetrieverEncoder
 from revela.training.settings import Corpus, Training
 from revela.training.train import train
 from revela.training.training_set import TrainingSet
@@ -36,32 +43,62 @@ def check_by(
     return HeldOutCheck(made, corpus.language)
 
 
+def describe_held_out(data: TrainingSet, check: HeldOutCheck) -> str:
+    """How many documents are held out, and how many queries of each task they give."""
+    held_out = counted(len(data.held_out), "document")
+    if tasks := check.describe():
+        return f"held out {held_out} for the label-free check ({tasks})"
+    return f"held out {held_out}, too few for a label-free check"
+
+
 def read_training_set(
     recipe: Recipe, corpus: Sequence[Source], lazy_queries: bool = True
 ) -> tuple[TrainingSet, HeldOutCheck]:
     """Read the training set, and make the label-free check of its held-out documents."""
-    silence_libraries()
     data = TrainingSet.read(recipe, corpus, lazy_queries=lazy_queries)
 
     def write_questions(texts: Sequence[str]) -> list[str]:
         return write_queries(data.query_lm(), texts, unit="held-out chunks")
 
-    questions = recipe.training.check_questions
     check = check_by(data.held_out, recipe.corpus, recipe.training, write_questions)
-    if questions and all(task.name != "question" for task in check.tasks):
-        log.info(
-            f"fewer than {MIN_QUERIES} questions about held-out chunks were kept: "
-            "the label-free check asks none"
-        )
-    about = "no documents held out, so no label-free check: the last state is saved"
-    if data.held_out or recipe.corpus.held_out:
-        more = ": --check-questions 100 has a language model write questions about them"
-        few = f"too few for a task, so the last state is saved unchecked{'' if questions else more}"
-        made = check.describe() or few
-        held_out = counted(len(data.held_out), "document")
-        about = f"held out {held_out} for the label-free check ({made})"
+    about = describe_held_out(data, check)
+    if not recipe.training.check_questions:
+        if data.held_out and not check.tasks:
+            about += ": --check-questions 100 has a language model write questions about them"
+    elif all(task.name != "question" for task in check.tasks):
+        log.info(f"fewer than {MIN_QUERIES} questions were accepted: the label-free check has none")
     log.info(about)
     return data, check
+
+
+def judge_on(folders: Sequence[Path], out: Path) -> Judge:
+    """The judge of a run in ``out``: nDCG@10 on each folder in BEIR layout. It reads texts as the
+    saved retriever does, which may be longer than in training, and selects no state.
+
+    Raises:
+        RevelaError: a folder is not in BEIR layout.
+    """
+    collections = [load_collection(folder) for folder in folders]
+
+    def judge(encoder: RetrieverEncoder, step: int) -> Scores:
+        with encoder.retriever.reading(None):
+            scores = {
+                c.name: standings({"start": outcomes(c, {"": _in_context_of(c, encoder)})[""]}, [])
+                for c in collections
+            }
+        if step == 0:
+            write_json(scores, out / START_SCORES)
+        return {name: system["start"].means[MEASURE] for name, system in scores.items()}
+
+    return judge
+
+
+def _in_context_of(collection: Collection, encoder: RetrieverEncoder) -> RetrieverEncoder:
+    """The encoder; one with slots reads documents of the collection, as in the paper (CDE)."""
+    if not encoder.slots:
+        return encoder
+    documents = [*map(Document, collection.document_ids, collection.documents)]
+    return encoder.in_context(draw_documents(documents, encoder.slots, 0, PASSAGE_WORDS))
 
 
 def train_on_files(

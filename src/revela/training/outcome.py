@@ -20,7 +20,7 @@ from revela.training.training_set import TrainingSet
 
 @dataclass(frozen=True, repr=False)
 class TrainingResult:
-    """Result of a run; printed, what happened in a sentence, and the scores as a table.
+    """The result of a run; printed as a sentence of what happened and a table of scores.
 
     Attributes:
         path: the folder of the saved retriever, for ``revela.Retriever``.
@@ -31,7 +31,7 @@ class TrainingResult:
         steps: optimiser steps done.
         kept: step of the saved state; 0: the start.
         minutes: training time.
-        tokens: that the retriever read.
+        tokens: tokens that the retriever read.
         models: setting ("model", "lm", "query_lm") -> the model that was read.
         signal: number of the signal (Ctrl-C, SIGTERM) that ended the run; 0: none.
     """

@@ -14,7 +14,7 @@ heads, D head width.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -132,19 +132,22 @@ def _side_by_side(
     query_BHLD: Tensor,
     key_BGLD: Tensor,
     value_BGLD: Tensor,
-    valid_B11L: Tensor | None,
+    visible: Tensor | None,
     causal: bool,
     scale: float | None,
     dropout: float,
 ) -> Tensor:
-    """Attention within each of B padded texts, to valid tokens; (B, H, L, D)."""
+    """Attention within each of B padded texts, (B, H, L, D).
+
+    ``visible``: which keys are read, broadcast to scores of (B, G, H / G * L, keys); None: all.
+    """
     heads, groups, length = query_BHLD.shape[1], key_BGLD.shape[1], query_BHLD.shape[2]
     width = query_BHLD.shape[-1]
     if query_BHLD.is_cuda or length > EXPLICIT_SCORES:
         # A fused kernel takes either a mask or shared keys: heads that share keys become rows.
         rows_BHLD = query_BHLD if causal else query_BHLD.reshape(len(query_BHLD), groups, -1, width)
         out_BHLD = F.scaled_dot_product_attention(
-            *(rows_BHLD, key_BGLD, value_BGLD, valid_B11L, dropout, causal),
+            *(rows_BHLD, key_BGLD, value_BGLD, visible, dropout, causal),
             scale=scale,
             enable_gqa=causal and heads != groups,
         )
@@ -156,8 +159,8 @@ def _side_by_side(
     if causal:
         future_LL = torch.ones(length, length, dtype=torch.bool, device=scores_BGRL.device).triu(1)
         scores_BGRL = scores_BGRL.masked_fill(future_LL.repeat(heads // groups, 1), -torch.inf)
-    elif valid_B11L is not None:
-        scores_BGRL = scores_BGRL.masked_fill(~valid_B11L, -torch.inf)
+    elif visible is not None:
+        scores_BGRL = scores_BGRL.masked_fill(~visible, -torch.inf)
     out_BGRD = F.dropout(scores_BGRL.softmax(dim=-1), dropout) @ value_BGLD
     return out_BGRD.view(len(query_BHLD), heads, length, -1)
 
@@ -176,7 +179,7 @@ def attention_with_prefix(
     """
     rows = query_HTD, key_GTD, value_GTD
     query_BHLD, *own = (layout.pad(t.transpose(0, 1)).transpose(1, 2) for t in rows)
-    texts, heads, length, width = query_BHLD.shape
+    texts, heads, length, _ = query_BHLD.shape
     groups, prefix_length = prefix[0].shape[:2]
     key_BGSD, value_BGSD = (
         torch.cat([before.to(after.dtype).expand(texts, -1, -1, -1), after], dim=2)
@@ -185,14 +188,9 @@ def attention_with_prefix(
     visible_LS = torch.ones(
         length, prefix_length + length, dtype=torch.bool, device=query_HTD.device
     ).tril(prefix_length)
-    # A fused kernel takes either a mask or shared keys: heads that share keys become rows.
-    rows_BGRD = query_BHLD.reshape(texts, groups, -1, width)
     visible_RS = visible_LS.repeat(heads // groups, 1)
-    out_BGRD = F.scaled_dot_product_attention(
-        rows_BGRD, key_BGSD, value_BGSD, visible_RS, scale=scale
-    )
-    out_BHLD = out_BGRD.view(texts, heads, length, -1)  # values may be narrower (DeepSeek)
-    return layout.pack(out_BHLD.transpose(1, 2))
+    inputs = query_BHLD, key_BGSD, value_BGSD, visible_RS
+    return layout.pack(_side_by_side(*inputs, False, scale, 0.0).transpose(1, 2))
 
 
 def _attention(
@@ -213,17 +211,13 @@ def _attention(
     return out_THD[None].contiguous(), None  # some models take a view of it
 
 
-@contextmanager
-def packed(model: Any) -> Iterator[None]:
+def packed(model: Any) -> AbstractContextManager[None]:
     """Run a transformers model without padding inside; inputs and outputs stay (B, L, ...).
 
     A model whose output would differ is not changed (``can_pack``).
     """
-    if not can_pack(model) or "forward" in model.__dict__:
-        yield
-        return
-    with _running_packed(model):
-        yield
+    is_padded = not can_pack(model) or "forward" in model.__dict__
+    return nullcontext() if is_padded else _running_packed(model)
 
 
 @contextmanager

@@ -90,10 +90,7 @@ def rank_models(
     fitted_to, held_out = split_held_out(sample, HELD_OUT, DOCUMENTS)
     test = tasks(held_out, PASSAGE_WORDS, QUERIES, PASSAGES, recipe.training.seed)
     if (count := sum(len(task.queries) for task in test)) < MIN_QUERIES:
-        raise RevelaError(
-            f"the text gives {count} queries, too few to compare models by: give more of it, or "
-            "judged queries with --on"
-        )
+        raise RevelaError(f"the text gives {count} queries: give more, or judged ones with --on")
     candidates, check = _candidates(models), HeldOutCheck(test, recipe.corpus.language)
     log.info(
         f"comparing {counted(len(candidates), 'retriever')} by "

@@ -24,11 +24,10 @@ OF_GENERATED_QUERIES = {"query_lm", "queries_file", "question_prompt"}
 "Settings of [queries] that every method reads with --check-questions."
 FIELDS = "__pydantic_fields__"
 "Where a section's class has its fields, by name."
-OF_CLUSTERS = ("cluster_size", "packing", "kmeans_steps", "kmeans_starts")
-NEEDS = {"interleaved_passages": "--groups interleaved"}
+NEEDS = {"interleaved_passages": "--groups interleaved", "probe_questions": "--heads ''"}
 "Settings that have no effect without another flag."
+OF_CLUSTERS = ("cluster_size", "packing", "kmeans_steps", "kmeans_starts")
 NEEDS |= dict.fromkeys(OF_CLUSTERS, "--groups cluster")
-NEEDS["probe_questions"] = "--heads ''"
 NEEDS |= dict.fromkeys(vars(sections.Context)[FIELDS].keys() - {"context"}, "--context")
 
 
@@ -123,10 +122,10 @@ class Recipe:
         return recipe, unread | (settings.keys() & recipe.without_effect)
 
     @property
-    def has_queries_written(self) -> bool:
-        """Whether a language model writes queries, for training or for the check."""
-        trains = self.method.reads == "queries" and self.queries.queries == "lm"
-        return (trains and not self.queries.questions) or bool(self.training.check_questions)
+    def has_written_queries(self) -> bool:
+        """Whether the method reads queries that a language model writes about the corpus."""
+        reads_queries = self.method.reads == "queries" and self.queries.queries == "lm"
+        return reads_queries and not (self.queries.questions or self.pairs)
 
     @property
     def without_effect(self) -> set[str]:
@@ -187,10 +186,7 @@ def read_recipe(file: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         if not isinstance(table, dict):
             raise RevelaError(f"{file}: variant {name!r} is no table: write [variants.{name}]")
         if not name.replace("-", "").replace("_", "").isalnum():
-            raise RevelaError(
-                f"{file}: a variant is called {name!r}, but names a folder: use letters, digits, "
-                "- and _"
-            )
+            raise RevelaError(f"{file}: name variant {name!r} by letters, digits, - and _")
     changes = {name: _flattened(table, str(file)) for name, table in variants.items()}
     return _flattened(tables, str(file)), changes
 

@@ -6,7 +6,6 @@ Every file is written from the dataclasses that read it. A field without a value
 from __future__ import annotations
 
 import json
-import os
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -47,7 +46,7 @@ class About:
     Attributes:
         sources: absolute paths and hub names of the corpus; empty if it was read from no file.
         method_file: FILE.py:Class of a method of one's own.
-        documents, chunks, rows, groups: their numbers; ``groups`` of the first epoch.
+        documents, chunks, rows, groups: how many there are; ``groups`` of the first epoch.
         bm25, untrained: label-free scores.
         models: flag -> "name" and "digest" of each model that the run reads.
         revisions: commits of hub models, which a resumed run reads again.
@@ -122,7 +121,7 @@ class MetricsRow:
     Attributes:
         minutes: training time.
         loss: nats, mean since the last line with one.
-        tokens_per_second: that the retriever read since then.
+        tokens_per_second: tokens that the retriever read per second since then.
         method: numbers of the method's own, of the last batch in the first process
             (``RetrieverLoss.logged``).
         kept: the step of the saved state.
@@ -269,9 +268,6 @@ def hardware() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "processes": world_size(),
     }
-    if hasattr(os, "sysconf"):
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        found["memory"] = f"{memory / 2**30:.0f} GiB"
     if torch.cuda.is_available():
         gpus = range(torch.cuda.device_count())
         found["gpu"] = ", ".join(torch.cuda.get_device_name(i) for i in gpus)

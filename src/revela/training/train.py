@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
-from sentence_transformers import SentenceTransformer
 from torch import nn
 
 from revela.encoders.model_files import NEW, commits, fingerprint, words_to_vectors_of
 from revela.encoders.torch_model import slot_ids, uses_bf16
 from revela.files import remove_whole
-from revela.quiet_libraries import silence_libraries
 from revela.terminal import counted
 from revela.text.spool import LazyTexts
 from revela.training import distributed
@@ -46,7 +44,6 @@ from revela.training.checkpoint import (
 from revela.training.checks import NO_CHECKS, BestState, CheckPlan, Checks
 from revela.training.device import compute_device
 from revela.training.groups.store import GroupFolder
-from revela.training.groups_per_batch import fitting_groups
 from revela.training.lm.encoder_decoder import new_encoder_decoder
 from revela.training.methods.base import BuildContext
 from revela.training.methods.cde import in_context
@@ -68,16 +65,11 @@ from revela.training.record import (
     versions,
 )
 from revela.training.retriever.build import add_lora, frozen_in_bf16, untrained_retriever
-from revela.training.retriever.context import (
-    ContextEncoder,
-    add_context,
-    continue_context,
-    train_context_encoder,
-)
+from revela.training.retriever.context import add_context, continue_context, train_context_encoder
 from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus, insert_fit
 from revela.training.retriever.module import RetrieverEncoder
 from revela.training.retriever.static_trainable import TrainableTable
-from revela.training.settings import Fit, Retriever
+from revela.training.settings import Fit
 from revela.training.step import (
     BatchReader,
     Budget,
@@ -86,6 +78,7 @@ from revela.training.step import (
     Stopwatch,
     agree,
     check_finite,
+    fitting_groups,
     handled,
     make_optimizer,
     read_rows,
@@ -129,7 +122,6 @@ def train(
     """
     with distributed.joined(), output_folder(out, resume, overwrite) as between_steps:
         check_recipe(recipe, out, resume, overwrite)
-        silence_libraries()
         settings, checkpoints = recipe.training, out / CHECKPOINTS
         torch.set_num_threads(distributed.cores(settings.threads))
         torch.manual_seed(settings.seed)
@@ -205,10 +197,15 @@ def train(
         # A run without a checkpoint starts over and keeps no line.
         metrics = Metrics(out / METRICS, (step or -1) if is_first else None, tracker)
 
-        # Fit to the corpus, then LoRA.
+        # Fit to the corpus, then LoRA, which a static table does not have.
         if is_fitted:
             _fit(data, encoder, checkpoints)
-        _add_lora(recipe.retriever, model, context_encoder)
+        if not isinstance(model[0], TrainableTable):
+            start = recipe.retriever
+            lora = start.lora_rank, start.lora_alpha, start.lora_dropout
+            add_lora(model, *lora)
+            if context_encoder is not None:
+                train_context_encoder(context_encoder, model, *lora)
 
         # Method and optimiser.
         budget = Budget.of(settings, n_groups)
@@ -407,15 +404,3 @@ def _fit(data: TrainingSet, encoder: RetrieverEncoder, checkpoints: Path) -> Non
     fitted = fit_to_corpus(encoder.retriever, texts, data.recipe.fit, seed=seed)
     if fitted and distributed.is_rank_zero():
         save_fit(checkpoints, fitted)
-
-
-def _add_lora(
-    settings: Retriever, model: SentenceTransformer, context_encoder: ContextEncoder | None
-) -> None:
-    """Add LoRA to the retriever and its context encoder; a static table has none."""
-    if isinstance(model[0], TrainableTable):
-        return
-    lora = settings.lora_rank, settings.lora_alpha, settings.lora_dropout
-    add_lora(model, *lora)
-    if context_encoder is not None:
-        train_context_encoder(context_encoder, model, *lora)

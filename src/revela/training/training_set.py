@@ -110,9 +110,7 @@ class TrainingSet:
         else:
             self.n_documents = len(source)
         self.documents, self.held_out = source, held_out
-        reads_queries = recipe.method.reads == "queries" and recipe.queries.queries == "lm"
-        is_given = bool(self.folder or recipe.queries.questions or recipe.pairs)
-        self.has_written_queries = reads_queries and not is_given
+        self.has_written_queries = recipe.has_written_queries and self.folder is None
         self.lazy_queries = (
             lazy_queries
             and self.has_written_queries
@@ -147,8 +145,7 @@ class TrainingSet:
             return self
         if recipe.corpus != self.recipe.corpus:
             raise RevelaError(
-                "this corpus was read with other settings of [corpus] than the recipe has: read it "
-                "again by TrainingSet.read"
+                "the corpus was read with other settings of [corpus]: read it by TrainingSet.read"
             )
         source: Any = self.documents if self.folder is None else self.folder
         return TrainingSet(recipe, source, self.held_out, self.queries_file, corpora=self.corpora)
@@ -292,22 +289,22 @@ class TrainingSet:
         """
         size, rows = self.recipe.groups.group_size, self.grouped_rows
         if len(rows) < size:
-            raise RevelaError(self._no_group())
+            raise RevelaError(self.no_group())
         if self.folder is not None:
             build = self._stored_groups(self.folder)
         else:
             build = self.corpus_groups(lambda: model, folder)
         first = np.fromiter(chain.from_iterable(build(0)), np.int64).reshape(-1, size)
         if not (number := len(first)):
-            raise RevelaError(self._no_group())
+            raise RevelaError(self.no_group())
 
         def groups(epoch: int) -> Iterator[list[int]]:
             return map(np.ndarray.tolist, first) if epoch == 0 else build(epoch)
 
-        made = "" if len(rows) == len(self.chunks) else f" -> {len(rows):,} to train on"
+        made = "" if len(rows) == len(self.chunks) else f", {len(rows):,} texts to train on"
         log.info(
-            f"{counted(self.n_documents, 'document')} -> {counted(len(self.chunks), 'chunk')}"
-            f"{made} -> {counted(number, 'group')} of {size} per epoch"
+            f"{counted(self.n_documents, 'document')}, {counted(len(self.chunks), 'chunk')}"
+            f"{made}, {counted(number, 'group')} of {size} per epoch"
         )
         if (queries := self.generated_queries) is not None:
             asked = self.rows.select(np.flatnonzero(self.is_target_R))
@@ -379,7 +376,8 @@ class TrainingSet:
             groups = folder.order(training.seed, training.fixed_groups_per_batch, size)
         return with_queries(folder.rows, groups, self.recipe.method.reads)
 
-    def _no_group(self) -> str:
+    def no_group(self) -> str:
+        """The reason why the rows give no group, and what to do."""
         size, method = self.recipe.groups.group_size, self.recipe.method
         if self.recipe.pairs:
             n_pairs = len(self.grouped_rows)
@@ -388,7 +386,7 @@ class TrainingSet:
         if len(self.rows) >= size and not has_queries:
             return NO_QUERY.format(self.recipe.queries.queries)
         return (
-            f"{len(self.rows)} chunks are fewer than a group of {size}: "
+            f"{len(self.rows):,} chunks give no group of {size}: "
             "add text, or lower --chunk-words or --group-size"
         )
 
@@ -401,19 +399,12 @@ def check_sources(recipe: Recipe, sources: Sequence[Source]) -> GroupFolder | No
         check_stored(recipe, stored)
         return stored
     if world_size() > 1 and sources and not recipe.pairs:
-        raise RevelaError(
-            "several processes train on stored groups: make them once with revela groups CORPUS "
-            "--out DIR, and give that folder"
-        )
+        raise RevelaError("several processes train on stored groups: make them by revela groups")
     if prebuilt := next(filter(holds_groups, paths), None):
-        raise RevelaError(
-            f"{prebuilt} holds groups: store them by revela groups {prebuilt} --out DIR, "
-            "and give that folder"
-        )
+        raise RevelaError(f"{prebuilt} holds groups: give the folder that revela groups makes")
     if len(recipe.pairs) > 1 and sources and len(recipe.pairs) != len(sources):
         raise RevelaError(
-            f"--pairs gives {len(recipe.pairs)} folders, and the corpora are {len(sources)}: give "
-            "the corpus of each folder, in the same order"
+            f"--pairs gives {len(recipe.pairs)} folders for {len(sources)} corpora: give one each"
         )
     return None
 
@@ -423,14 +414,10 @@ def check_stored(recipe: Recipe, stored: GroupFolder) -> None:
     kind, size, folder = recipe.groups.groups, recipe.groups.group_size, stored.folder
     first = stored.members(range(stored.size))
     if recipe.pairs:
-        raise RevelaError(
-            f"--pairs needs whole documents, and {folder} holds groups of chunks: give the corpus "
-            "itself"
-        )
+        raise RevelaError(f"--pairs needs documents, and {folder} holds groups: give the corpus")
     if kind in ("interleaved", "split") and kind not in stored.settings.get("groups", ""):
         raise RevelaError(
-            f"{folder} holds groups of another kind: give --groups {kind} to revela groups, or "
-            "another kind here"
+            f"{folder} holds groups of another kind: make others by revela groups --groups {kind}"
         )
     if kind != "random" and size > stored.size:
         raise RevelaError(f"{folder} has groups of {stored.size}: give --group-size {stored.size}")
