@@ -4,7 +4,6 @@ not whole is refused.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from itertools import chain, islice
 from pathlib import Path
@@ -141,15 +140,6 @@ def test_a_changed_letter_is_found_on_request(tmp_path):
     file.write_bytes(file.read_bytes().replace(b"chunk", b"CHUNK", 1))
     with pytest.raises(RevelaError, match=r"shard-03\.arrow has changed since it was written"):
         GroupFolder(tmp_path / "g").check()
-
-
-def test_a_folder_of_an_earlier_version_opens(tmp_path):
-    saved(tmp_path / "g")
-    file = tmp_path / "g" / "groups.json"
-    manifest = json.loads(file.read_text())
-    del manifest["digests"]
-    file.write_text(json.dumps(manifest))
-    assert [d.text for d in GroupFolder(tmp_path / "g").held_out] == ["a text held out"]
 
 
 def test_what_is_interrupted_leaves_nothing(tmp_path):

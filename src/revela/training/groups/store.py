@@ -79,7 +79,7 @@ class GroupFolder:
                 file, size = folder / shard["file"], int(shard["bytes"])
                 if (found := file.stat().st_size) != size:
                     raise RevelaError(f"{file} has {found:,} bytes of {size:,}: {AGAIN}")
-            for name, digest in manifest.get("digests", {}).items():
+            for name, digest in manifest["digests"].items():
                 _check_digest(folder / name, digest)
             self.rows = read(Member, [folder / shard["file"] for shard in self._shards])
             self.documents = read(Document, [folder / SAMPLE])
