@@ -103,7 +103,7 @@ def check_unicode(text: object, what: str, param: str = "") -> None:
     if not isinstance(text, str):
         raise QueryError(f"{what} is {reprlib.repr(text)}, not a string: give a string", param)
     if not is_unicode(text):
-        raise QueryError(f"{what} is not Unicode (half of a surrogate pair): mend it", param)
+        raise QueryError(f"{what} is not Unicode (half of a surrogate pair): correct it", param)
 
 
 def items_of(given: Iterable[T], name: str, kinds: type | tuple[type, ...] = str) -> Iterator[T]:

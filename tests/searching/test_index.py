@@ -200,7 +200,7 @@ def test_a_version_that_is_removed_while_it_is_opened_is_opened_again(tmp_path, 
 
     extend(writer, [Document("newer", "abba.")])
     monkeypatch.setattr(table.Table, "at", gone)
-    with pytest.raises(RevelaError, match="damaged or out of reach"):
+    with pytest.raises(RevelaError, match="damaged or cannot be read"):
         index.search("abba", 1, "lexical")
 
 
@@ -404,12 +404,12 @@ BAD_OPTIONS = [
     ({"mode": None}, "no mode None"),
     ({"fusion": "rrf"}, "no fusion 'rrf': give one of score, rank"),
     ({"rerank": "heads"}, "no rerank 'heads': give one of late-interaction, none"),
-    ({"k": -1}, "k is -1, no number of documents: give 1 or more"),
+    ({"k": -1}, "k must be a positive number of documents"),
     ({"k": 0}, "k is 0"),
     ({"k": 2.5}, "k is 2.5"),
     ({"min_score": float("nan")}, "the minimum score is not a number"),
     ({"rerank": "late-interaction", "fusion": "rank"}, "or hybrid search by score"),
-    ({"rerank": "late-interaction", "mode": "lexical"}, "re-rank dense search"),
+    ({"rerank": "late-interaction", "mode": "lexical"}, "re-ranks dense search"),
     ({"where": {"colour": 1}}, "no column colour"),
     ({"where": "year > '\ud800'"}, "the filter is not Unicode"),
     *(({"query": query}, "query is empty") for query in ("", " \n")),
@@ -463,7 +463,7 @@ def test_damaged_folders_are_one_sentence(tmp_path, index, part):
             file.write_bytes(data)
     else:
         shutil.rmtree(lance / part)
-    with pytest.raises(RevelaError, match="is damaged or out of reach"):
+    with pytest.raises(RevelaError, match="is damaged or cannot be read"):
         reopen(folder).search("title", where="year > 1")
 
 

@@ -1,4 +1,4 @@
-"""An index in step with its sources: what is new, has changed or is gone; after a kill; and what is
+"""An index and its sources: what is new, has changed or was deleted; after a kill; and what is
 not deleted unless one says so.
 """
 
@@ -58,7 +58,7 @@ def holds(index: Index, *sources: Path) -> bool:
 
 @pytest.fixture
 def synced(tmp_path):
-    """A folder of files, and an index in step with it."""
+    """A folder of files, and its up-to-date index."""
     as_files(tmp_path / "docs", TEXTS)
     index = begun(tmp_path / "index")
     assert index.sync(tmp_path / "docs") == Counts(new=12)

@@ -2,11 +2,11 @@
 
     BM25(q, d) = sum_t idf(t) (k1 + 1) tf / (tf + k1 (1 - b + b |d| / mean |d|))
 
-There are two stores of terms: texts in memory (``BM25``, by bm25s) and the table of an index (by
-LanceDB; its state keeps the counts of terms, which give what LanceDB does not).
+Terms are stored in memory (``BM25``, by bm25s) or in the table of an index (by LanceDB, whose state
+adds the counts of terms that LanceDB does not give).
 
-nDCG@10 on SciFact is 0.695; 0.679 to 0.687 are published. research/notebook.md has other settings
-and languages.
+nDCG@10 on SciFact is 0.695; published figures are 0.679 to 0.687. research/notebook.md has other
+settings and languages.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class BM25:
     Args:
         texts: the texts.
         language: as for ``Analyzer``, or "auto".
-        terms: the terms of each text in this language, if they are known already.
+        terms: the terms of each text in this language, if known.
 
     Example:
         >>> indices, scores = BM25(["the cat sat", "a dog ran"], "en").top_k(["dogs"], k=1)
@@ -119,7 +119,7 @@ class BM25:
 
     def top_k(self, queries: Sequence[str], k: int) -> tuple[NDArray[np.int64], Vectors]:
         """The k best texts of each query, best first: indices (Q, min(k, N)) and BM25 scores. A
-        score of 0 is no match.
+        score of 0 means no match.
         """
         k = min(k, self.size)
         indices = np.tile(np.arange(k), (len(queries), 1))
@@ -135,8 +135,8 @@ class BM25:
     def rankings(
         self, queries: Sequence[str], k: int, among: Sequence[Sequence[int]] | None = None
     ) -> list[dict[int, float]]:
-        """{text: score} of each query, best first, of the k best texts with a word of it, or of all
-        those ``among`` that are given for it.
+        """{text: score} for each query, best first: the k best texts that share a word with it, or
+        all such texts of those given for it in ``among``.
         """
         if among is None:
             found = rankings_of(*self.top_k(queries, k))
@@ -148,7 +148,7 @@ class BM25:
         return [{text: score for text, score in one.items() if score > 0} for one in found]
 
     def known(self, terms: Iterable[str]) -> list[str]:
-        """Those of these terms that a text has."""
+        """Those of these terms that occur in the texts."""
         return [term for term in terms if term in self._vocabulary]
 
     def idf(self, terms: Sequence[str]) -> NDArray[np.float64]:

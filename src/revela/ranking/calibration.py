@@ -1,5 +1,5 @@
-"""What a test on an index's own text measured (sentence_test.py): the rule of its fusion, and how
-sure its hits are.
+"""The result of a test on an index's own text (sentence_test.py): the weights of its fusion, and
+how certain its hits are.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from numpy.typing import NDArray
 
 from revela.ranking.fusion import FusionRule
 
-MEASURED = 5  # version of how calibration is measured
-PRIOR = 5  # queries added to both sides' counts, so that few queries say little
-WRONG_QUANTILE = 0.97  # of hits where nothing answers
+MEASURED = 5  # version of this measurement: an index of an earlier one is measured again
+PRIOR = 5  # added to the counts of both sides, so that a few queries change little
+WRONG_QUANTILE = 0.97  # of hits for queries without an answer
 OTHER = 0.5  # how much of the best other document's score counts against a hit
 
 
 class Confidence(NamedTuple):
-    """Gives the probability that a first hit is right, if the text answers half of all questions.
+    """The probability that a first hit is right, if the text answers half of all questions.
 
-    Hits for questions without an answer rarely stand out more than ``half``; hits for questions
-    with one mostly do (docs/results.md). Re-ranking by tokens does not change these numbers.
+    The margin of a hit for a question without an answer is rarely above ``half``, that of a hit for
+    a question with one mostly is (docs/results.md). Re-ranking by tokens leaves these numbers as
+    they are.
 
     Attributes:
-        half: the quantile of the margins of hits where nothing answers.
+        half: quantile of the margins of hits for queries without an answer.
         slope: 1 / standard deviation of these margins.
-        cut: the quantile of these hits' scores.
+        cut: quantile of the scores of these hits.
     """
 
     half: float
@@ -38,8 +39,8 @@ class Confidence(NamedTuple):
 
     @classmethod
     def from_wrong_hits(cls, wrong_Q2: NDArray[np.float64]) -> Confidence:
-        """Measure it on queries that nothing answers: the scores of the first hit and of the best
-        other document for each.
+        """Measure it on queries without an answer: for each the score of the first hit, and of the
+        best other document.
         """
         margins_Q = np.array([margin(*pair) for pair in wrong_Q2])
         half, cut = (float(np.quantile(of, WRONG_QUANTILE)) for of in (margins_Q, wrong_Q2[:, 0]))
@@ -52,7 +53,7 @@ class Confidence(NamedTuple):
 
 
 def margin(score: float, other: float) -> float:
-    """How far a hit stands out from the best other document. For a question without an answer, many
+    """How far a hit stands out from the best other document: for a question without an answer many
     passages score alike.
     """
     return score - OTHER * other
@@ -60,12 +61,12 @@ def margin(score: float, other: float) -> float:
 
 @dataclass(frozen=True)
 class Calibration:
-    """How often part of a sentence finds its document first, and how often a first hit with a
-    certain score is right (sentence_test.py).
+    """How often part of a sentence finds its document first, and how often a first hit with a given
+    score is right.
 
-    ``least`` is the minimum of ``ratio``: 1, as sentences are no questions; 0 if the queries are
-    docstrings; above 1 for a retriever that was fitted to the text
-    (training/retriever/fit.py), as sentences overrate it.
+    ``least`` is the minimum of ``ratio``: 1, because sentences differ from questions; 0 if the
+    queries are docstrings; above 1 for a retriever that was fitted to the text
+    (training/retriever/fit.py), because sentences overrate it.
     """
 
     queries: int = 0
@@ -74,13 +75,13 @@ class Calibration:
     passages: int = 0  # in the index at that time
     least: float = 1.0
     chance: float = 0.0  # mean cosine of a query and a passage that does not answer it
-    tokens: float = 0.0  # the same of token vectors, where they can be had
+    tokens: float = 0.0  # the same for token vectors, if the model has any
     version: int = MEASURED
     confidence: Confidence | None = None
     """Of hits of hybrid search by score; None where the text has few sentences, as in code."""
 
     def is_outdated(self, passages: int) -> bool:
-        """Whether to measure again, as the text has doubled or the method has changed."""
+        """Whether to measure again, because the text has doubled or the method has changed."""
         has_doubled = 2 * self.passages <= passages
         return passages > 0 and (has_doubled or self.version != MEASURED)
 
@@ -96,11 +97,11 @@ class Calibration:
 
     @cached_property
     def rule(self) -> FusionRule:
-        """The rule of the fusion by score."""
+        """The numbers for fusion by score."""
         return FusionRule(self.ratio**2, self.chance, self.tokens)
 
     def describe(self) -> str:
-        """The result and what follows from it, for messages."""
+        """The result and its consequence, for messages."""
         if not self.queries:
             return "the text has too few sentences to tell whether words or vectors know it"
         text = (

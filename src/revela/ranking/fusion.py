@@ -7,27 +7,26 @@ By score (``fuse_scores``), the default:
     c(q, d) = (cos(q, d) - chance) / (1 - chance)             s(q, d) = BM25(q, d) / best(q)
     w       = 0.75 max(1, W / V)^2
 
-Both sides are 0 where there is nothing in common and 1 where nothing can be better, whatever the
-embedder and the text, so that scores of different queries can be compared:
+Both sides run from 0 (nothing in common) to 1 (the best possible match), for every embedder and
+text, so that scores of different queries can be compared:
 
 - ``chance`` is the mean cosine of a query and a passage that does not answer it (calibration.py).
-  c is 0 below it. An embedder whose cosines all lie between .75 and .9, as multilingual-e5's do,
-  and one whose cosines begin at 0 give the same c if they tell texts apart equally well: stretching
-  or shifting all cosines changes nothing.
+  c is 0 below it. Stretching or shifting all cosines does not change c: multilingual-e5, whose
+  cosines lie between 0.75 and 0.9, and an embedder whose cosines begin at 0 are comparable.
 - ``best(q)`` is the theoretical maximum of BM25 (Bruch, Gai & Ingber, An Analysis of Fusion
   Functions for Hybrid Retrieval, TOIS 2023).
 
-The weight w of the words needs no labels: W / V is how often words find the passage that a sentence
-was taken from, to how often vectors do (calibration.py). Below 1 it says little, since sentences
-are no questions. It is a number of the corpus; weights by query found no more (docs/search.md).
+The weight w of the words needs no labels. W counts how often words find the passage that a sentence
+was taken from, V how often vectors do (calibration.py). A ratio below 1 is not used, because
+sentences share more words with passages than questions do. It is one number per corpus; weights
+per query were not better (docs/search.md).
 
-A document scores as its best passage, a little less if it has many (``by_length``):
+The score of a document is that of its best passage, lower if it has many (``by_length``):
 
     score(q, D) = max_d score(q, d) (21 / (20 + n))^0.1                  n passages d of D
 
-Of many passages one matches by chance: in a folder the long change log came before the page that
-answers. It costs a document of 20 passages 6 in 100, one of 300 24; collections of short documents
-stay as they are.
+Of many passages one matches by chance: a long change log was ranked above the page that answers.
+A document of 20 passages loses 6 %, one of 300 24 %; short documents lose nothing.
 
 By rank (``fuse_ranks``): reciprocal rank fusion (Cormack, Clarke & Buettcher, SIGIR 2009), the sum
 over rankings of 1 / (k + rank), for comparison.
@@ -60,17 +59,17 @@ class Owner(NamedTuple):
 OwnerOf = Callable[[int], Owner]
 """Gives the document of a row."""
 
-WORDS = 0.75  # weight of words that find a passage as often as vectors do
-DIGITS = 6  # of a chance, so that the order of its sum does not show
-MOST_ALIKE = 0.95  # greatest chance, of texts that are all but the same
+WORDS = 0.75  # weight of the words where they find a passage as often as vectors do
+DIGITS = 6  # of ``chance``: hides the order in which it was summed
+MOST_ALIKE = 0.95  # maximum of ``chance``, for texts that are almost the same
 RRF_K = 60  # the constant of the paper, and of Revela's hybrid rows
-DEPTH = 200  # candidates taken from each side
+DEPTH = 200  # candidates from each side
 LENGTH = 0.1  # exponent of a document's number of passages
-SHORT = 20  # passages; below, the length of a document hardly counts
+SHORT = 20  # passages; the length of a shorter document hardly counts
 
 
 def check_weight(weight: float | None) -> None:
-    """Refuse a weight of the vectors that is not between 0 and 1."""
+    """Raise RevelaError unless a weight of the vectors is between 0 and 1."""
     if weight is not None and not 0 <= weight <= 1:
         raise RevelaError(
             f"--weight {weight}: give the vectors' share, from 0 (words alone) to 1 (vectors alone)"
@@ -78,7 +77,7 @@ def check_weight(weight: float | None) -> None:
 
 
 class FusionRule(NamedTuple):
-    """The numbers of a corpus that fusion by score needs.
+    """What fusion by score needs to know of a corpus.
 
     Attributes:
         squared_ratio: max(1, W / V)^2.
@@ -97,7 +96,7 @@ class FusionRule(NamedTuple):
 
 
 def above_chance(scores: ArrayLike, chance: float) -> NDArray[np.float64]:
-    """Rescale scores so that chance is 0 and 1 is 1; lower ones are 0."""
+    """Rescale scores so that chance becomes 0 and 1 stays 1; lower scores become 0."""
     return np.maximum(0.0, (np.asarray(scores, np.float64) - chance) / (1 - chance))
 
 
@@ -107,13 +106,13 @@ def similarities(scores: Mapping[Item, float], chance: float) -> dict[Item, floa
 
 
 def as_chance(mean: float) -> float:
-    """The mean score of unrelated texts as a chance: 0 to ``MOST_ALIKE``, rounded."""
+    """The mean score of unrelated texts as ``chance``: between 0 and ``MOST_ALIKE``, rounded."""
     return round(min(MOST_ALIKE, max(0.0, mean)), DIGITS)
 
 
 def chance_of(vectors_ND: Vectors) -> float:
-    """The mean cosine of two different unit vectors of (N, D), as chance if there are no queries; 0
-    for less than two vectors.
+    """The mean cosine of two different unit vectors of (N, D): ``chance`` if there are no queries;
+    0 for fewer than two vectors.
 
     >>> round(chance_of(np.array([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])), 2)  # of .6, .8 and 0
     0.47
@@ -135,7 +134,7 @@ def fuse_scores(
 
     Args:
         cosines: cosine of every candidate.
-        shares: s(q, d) of the candidates with a word of the query.
+        shares: s(q, d) of the candidates that share a word with the query.
         weight: weight of the vectors, 0 to 1; None: the rule's.
 
     Example:
@@ -175,7 +174,7 @@ def length_factor(owner: Owner) -> float:
 
 
 def best_chunks(scores: Scores, owner_of: OwnerOf) -> Scores:
-    """The first row of each document in a ranking of rows."""
+    """The first row of each document in a ranking."""
     best = dict[str, int]()
     for row in scores:
         best.setdefault(owner_of(row).id, row)

@@ -5,12 +5,12 @@
     score(q, d) = (c + w s + 0.75 n) / (1 + w + 0.75)        n = (m - chance) / (1 - chance)
 
 over the tokens t of the query and j of the passage; c, w and s as in fusion.py. ``chance`` is the
-mean m of a query and any passage, so that n is a third similarity from 0 to 1, beside those by
-vectors and by words. Where words weigh much, since the vectors know little, tokens of the same
-retriever weigh little.
+mean m of a query and an unrelated passage, so that n is a third similarity from 0 to 1, besides
+those by vectors and by words. Where the vectors know little, and words weigh much, the tokens of
+the same retriever weigh little.
 
-This is MaxSim of ColBERT (Khattab & Zaharia, SIGIR 2020), untrained. One bit per number finds as
-much as floats do, so an index can keep them.
+This is ColBERT's MaxSim (Khattab & Zaharia, SIGIR 2020), untrained. One bit per number is as good
+as floats, so that an index can keep the token vectors.
 
 Shapes: N texts, D numbers of a text's vector; T tokens of a query, J of a passage, W numbers of a
 token's vector, X bytes of its signs; B passages.
@@ -32,7 +32,7 @@ from revela.types import QueryTokens, Vectors
 Item = TypeVar("Item")
 TOKENS_WEIGHT = 0.75  # of n, where the vectors' is 1
 TOKENS_DEPTH = 50  # results of a search that are re-ranked
-PART = 1024  # passages whose token vectors are in memory at once
+PART = 1024  # passages whose token vectors are in memory together
 
 
 def packed_signs(tokens_JW: Vectors) -> bytes:
@@ -57,7 +57,7 @@ def rerank_by_tokens(
 
     Args:
         scores: c or the fused scores.
-        similarity_of: n of the results whose tokens are compared; it is 0 for the others.
+        similarity_of: n of the results whose tokens are compared; 0 for the others.
         vectors: weight of the vectors in the scores, 1 / (1 + w).
     """
     weight = TOKENS_WEIGHT * vectors
@@ -95,7 +95,7 @@ def late_interaction(
 def token_weights(
     spans: Sequence[tuple[int, int]], weights: Sequence[Weight]
 ) -> NDArray[np.float64]:
-    """The weight of each token of a query, (T,): the greatest of the terms that it overlaps."""
+    """The weight of each token of a query, (T,): the maximum over the terms that it overlaps."""
 
     def weight_of(begin: int, end: int) -> float:
         met = (weight for first, past, weight in weights if first < end and begin < past)

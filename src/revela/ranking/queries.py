@@ -5,8 +5,8 @@ Training reads a chunk and its query as a pair (``with_...``). ``sentence_querie
 (evaluation/label_free.py) asks for documents by titles and docstrings, too.
 
 A sentence or docstring is removed from its passage (the inverse cloze task; Lee et al., ACL 2019),
-so that matching words does not suffice. The best queries were written for readers: docstrings and
-titles.
+so that matching words is not enough. The best queries are those that authors wrote for readers:
+docstrings and titles.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def with_telling_sentences(chunks: Sequence[Chunk]) -> Iterator[Chunk]:
 
 
 def _candidates(text: str) -> list[str]:
-    """Sentences that can be the query; none if too little text would be left."""
+    """Sentences that can be the query; none if too little text would remain."""
     all_sentences = sentences(text)
     if len(all_sentences) < 2 or count_terms(terms(text)) < 2 * MIN_QUERY_WORDS:
         return []
@@ -98,7 +98,7 @@ def _with_sentence(chunk: Chunk, sentence: str) -> Chunk:
 
 def _without(text: str, part: str) -> str:
     """Remove the first occurrence of ``part`` that begins and ends between words, unless nothing
-    else would be left.
+    else would remain.
     """
     start = text.find(part) if part else -1
     while start >= 0:
@@ -197,9 +197,9 @@ def sentence_queries(
 def part_queries(
     passages: Sequence[str], max_queries: int, titles: Sequence[str], used: Container[int]
 ) -> dict[int, tuple[str, str]]:
-    """Draw queries of half a passage, which is not removed, as in ``sentence_queries``: for records
-    and other texts of one sentence. Without the half, they would lose what they are about. Passages
-    in ``used`` are left out.
+    """Draw queries of half a passage, as in ``sentence_queries``: for records and other texts of
+    one sentence. The half is not removed, because the rest would lose its subject. Passages in
+    ``used`` are left out.
     """
     texts, drawn = _without_titles(passages, titles), dict[int, tuple[str, str]]()
     for i, rng in _draw(passages):
@@ -244,7 +244,7 @@ def _without_titles(passages: Sequence[str], titles: Sequence[str]) -> list[str]
 
 
 def _piece(text: str, rng: random.Random, most: int = DRAWN_WORDS) -> str:
-    """Consecutive words of a text, at most so many."""
+    """Consecutive words of a text, at most ``most``."""
     pieces = words(text)
     size = min(most, len(pieces))
     start = rng.randrange(len(pieces) - size + 1)

@@ -53,7 +53,7 @@ def rerank(
 def by_tokens(
     query: QueryTokens, passages: Sequence[tuple[Vectors, bytes]], weights: Sequence[Weight]
 ) -> dict[int, float]:
-    """Indices of passages and their scores, at most 1, best first: (cosine + .75 m) / 1.75,
+    """Indices of passages and their scores, at most 1, best first: (cosine + 0.75 m) / 1.75,
     with m of late_interaction.py.
 
     Args:

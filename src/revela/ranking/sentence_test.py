@@ -2,8 +2,8 @@
 
 A few words of a sentence should find the document that the sentence was removed from, once by BM25
 and once by vectors. An embedder that was not trained for a language or a subject fails where words
-succeed, and the fusion (fusion.py) follows the side that succeeds. The hits of the same queries
-among passages that do not answer them give the confidence in other hits (calibration.py).
+succeed, and the fusion (fusion.py) follows the side that succeeds. The scores of passages that do
+not answer these queries give the confidence in hits (calibration.py).
 
 Shapes: Q queries, N passages, K candidates of a query, D width of a vector.
 """
@@ -29,25 +29,26 @@ from revela.ranking.steps import ALIKE, MemoryStore, runner_up
 from revela.text.analyzer import Analyzer, detect
 from revela.types import Vectors, evenly_spaced, shortened
 
-QUERIES, FEW = 400, 100  # maximum; of sentences, if there are fewer, parts of passages are added
-FEW_TOKENS = 50  # queries and passages that the chance of token vectors is measured on
-HELD = 0.7  # least share of a query's terms in a passage that has its sentence, or nearly
-MIN_WRONG = 20  # hits where nothing answers that a confidence needs
+# Maximum number of queries; with fewer sentences than ``FEW``, parts of passages are added.
+QUERIES, FEW = 400, 100
+FEW_TOKENS = 50  # queries and passages that measure ``chance`` of token vectors
+HELD = 0.7  # share of a query's terms above which a passage may contain its sentence
+MIN_WRONG = 20  # minimum number of queries without an answer to measure a confidence
 
 
 class SentenceTest:
-    """A test of queries taken from passages. Call it with an encoder and the passages' vectors.
+    """A test with queries taken from passages. Call it with an encoder and the passages' vectors.
 
     Args:
         passages: each begins with its title.
         language: as for ``BM25``.
         queries: maximum number of queries.
         titles: the title of each passage, from which no query is taken; by default none.
-        documents: the document of each passage. A hit is right if it is of the query's document, or
-            much like its passage; a query that cannot fail is left out. By default each passage is
-            one.
-        lengths: the number of passages of each passage's document, which may not all be here; by
-            default 1.
+        documents: the document of each passage. A hit is right if it is from the query's document,
+            or nearly equal to its passage; a query that cannot fail is left out. By default each
+            passage is a document.
+        lengths: the number of passages of each passage's document, including those that are not in
+            ``passages``; by default 1.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class SentenceTest:
         return next(iter(scores.values())), runner_up(scores, self._terms.__getitem__)
 
     def _chance_of_tokens(self, encoder: TextEncoder, signs: Sequence[bytes]) -> float:
-        """The mean m (late_interaction.py) of a few queries and passages that are not related."""
+        """The mean m (late_interaction.py) of a few unrelated queries and passages."""
         rows, queries = evenly_spaced(len(self._texts), FEW_TOKENS), self._queries[:FEW_TOKENS]
         if signs:
             some = [signs[row] for row in rows]
@@ -176,8 +177,8 @@ class SentenceTest:
     def _unanswered(
         self, nearest: tuple[NDArray[np.int64], Vectors]
     ) -> tuple[list[Scores], list[Scores]]:
-        """The wrong hits by vectors and by words of each query that is a sentence. Passages with
-        most words of the query are left out: they may be the same text in another form.
+        """The wrong hits by vectors and by words of each query that is a sentence. Passages that
+        have most words of the query are left out: they may be the same text in another form.
         """
         found = list[Scores](), list[Scores]()
         asked = zip(
@@ -201,8 +202,8 @@ class SentenceTest:
 
 
 def _same_documents(places_Q: NDArray[np.int64], documents: Sequence[object]) -> NDArray[np.bool_]:
-    """(Q, N): whether each passage is of the query's document. In a document with over half of all
-    passages, such as a single book, each passage counts as a document.
+    """(Q, N): whether each passage is from the query's document. If one document, such as a book,
+    has over half of all passages, each of its passages counts as a document.
     """
     sizes = Counter(documents)
     units = [(d, i if 2 * sizes[d] > len(documents) else -1) for i, d in enumerate(documents)]
@@ -212,7 +213,9 @@ def _same_documents(places_Q: NDArray[np.int64], documents: Sequence[object]) ->
 
 
 def _alike(places_Q: NDArray[np.int64], sets: Sequence[frozenset[str]]) -> NDArray[np.bool_]:
-    """(Q, N): whether each passage has nearly the terms of the query's passage (``are_alike``)."""
+    """(Q, N): whether each passage and the query's passage have nearly the same terms
+    (``are_alike``).
+    """
     holders = defaultdict[str, list[int]](list)
     for row, found in enumerate(sets):
         for term in found:

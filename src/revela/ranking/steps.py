@@ -40,8 +40,8 @@ Mode = Literal["dense", "lexical", "hybrid"]
 Rerank = Literal["late-interaction", "none"]
 QUERY_CHARACTERS = 10_000  # maximum length of a query
 ALIKE = 0.8  # minimum Jaccard similarity of the terms of two passages that are one
-COPIES = 10  # results that may be copies of the first, itself included
-FAR = 0.15  # fused scores of questions about other things are below (docs/results.md)
+COPIES = 10  # results that may be copies of the first, including itself
+FAR = 0.15  # fused scores for questions about other subjects are lower (docs/results.md)
 
 
 @dataclass(frozen=True)
@@ -65,26 +65,26 @@ class SearchOptions:
 
     def __post_init__(self) -> None:
         if not isinstance(self.k, int) or self.k < 1:
-            raise QueryError(f"k is {self.k!r}, no number of documents: give 1 or more", "k")
+            raise QueryError(f"k must be a positive number of documents (got {self.k!r})", "k")
         for name, values in (("mode", Mode), ("fusion", Fusion), ("rerank", Rerank)):
             if (value := getattr(self, name)) not in get_args(values):
                 known = ", ".join(get_args(values))
                 raise QueryError(f"there is no {name} {value!r}: give one of {known}", name)
         check_unicode(self.where, "the filter", "where")
         if self.min_score is not None and math.isnan(self.min_score):
-            message = "the minimum score is not a number: give one, such as 0.3"
+            message = "the minimum score must be a number, such as 0.3 (got NaN)"
             raise QueryError(message, "min_score")
         by_rank = self.mode == "hybrid" and self.fusion == "rank"
         if self.rerank == "late-interaction" and (self.mode == "lexical" or by_rank):
             raise QueryError(
-                "tokens are added to cosines and their sum with BM25: "
-                "re-rank dense search, or hybrid search by score",
+                "late interaction re-ranks dense search, and hybrid search by score: "
+                "leave out the re-ranking, or change the mode",
                 "rerank",
             )
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether ``Calibration.confidence`` is about hits of such a search."""
+        """Whether ``Calibration.confidence`` was measured for this kind of search."""
         return self.mode == "hybrid" and self.fusion == "score" and self.weight is None
 
     @property
@@ -113,7 +113,7 @@ class Store(Protocol):
     def candidates(
         self, query: str, vector: Vectors | None, options: SearchOptions
     ) -> tuple[Scores, Scores]:
-        """The rows nearest to the vector, by cosine, and the best ones with a word, by BM25."""
+        """The rows nearest to the vector, by cosine, and the best ones by BM25."""
 
     def owner(self, row: int) -> Owner: ...
     def cosines(self, rows: Sequence[int], vector: Vectors) -> Scores: ...
@@ -132,9 +132,9 @@ class Found(NamedTuple):
     """The outcome of a search.
 
     Attributes:
-        scores: the best row of each document, best first; at least k, if there are so many.
-        confidences: of the rows that are returned, best first; None where it was not measured.
-        explanations: of these rows, if they are to be explained.
+        scores: the best row of each document, best first; at least k, if there are that many.
+        confidences: of the rows that are returned, best first; None if it was not measured.
+        explanations: of these rows, if requested.
     """
 
     scores: Scores
@@ -204,8 +204,8 @@ def search(store: Store, query: str, vector: Vectors | None, options: SearchOpti
 def _confidences(
     store: Store, query: str, scores: Scores, shown: Scores, options: SearchOptions
 ) -> dict[int, float | None]:
-    """The confidence in each row that is shown. None is left if the text is about other things:
-    nothing scores ``FAR``. What lacks a string of the query, such as a date, is not sure.
+    """The confidence in each row that is returned: 0 if the text is about other subjects, because
+    nothing scores ``FAR``. A row without a string of the query, such as a date, is not sure.
     """
     if options.is_calibrated and max(scores.values(), default=0.0) < FAR:
         return dict.fromkeys(shown, 0.0)
@@ -247,12 +247,12 @@ def runner_up(scores: Scores, terms_of: Callable[[int], Collection[str]]) -> flo
 
 @dataclass(frozen=True)
 class MemoryStore:
-    """Texts in memory, and the candidates of a query.
+    """Texts in memory, and the candidates for a query.
 
     Attributes:
         vectors_ND: their vectors.
         signs_N: ``packed_signs`` of the tokens of each, to re-rank by.
-        ids: the document of each; by default each is one. Lengths of documents do not count.
+        ids: the document of each; by default each is one. Lengths of documents are not used.
     """
 
     bm25: BM25
@@ -314,7 +314,7 @@ def check_query(query: str) -> None:
     """Raise QueryError unless a query is a string in Unicode, not empty and not too long."""
     check_unicode(query, "the query", "query")
     if not query.strip():
-        raise QueryError("the query is empty: give some words to look for", "query")
+        raise QueryError("the query is empty: give some words", "query")
     if len(query) > QUERY_CHARACTERS:
         raise QueryError(
             f"the query has {len(query):,} characters: give at most {QUERY_CHARACTERS:,}", "query"

@@ -59,7 +59,8 @@ QUERY_BATCH = 256  # queries that are encoded together
 class Index:
     """An index in a folder. ``create`` makes an empty one, ``open`` opens one.
 
-    Other processes may search it at any time and see what is added; one at a time may change it.
+    Other processes may search it at any time and see what is added; only one at a time may change
+    it.
 
     Examples:
         >>> from revela import Document, Index
@@ -89,7 +90,7 @@ class Index:
         self.folder, self.weight = folder, weight
         self._encoder, self._model, self._precision = encoder, model, precision
         self._default_rerank = default_rerank
-        self.notice = ""  # what it lacks, while documents are added (folder_index.py)
+        self.notice = ""  # what is missing while documents are added (folder_index.py)
         self._open()
 
     def _open(self) -> None:
@@ -98,7 +99,7 @@ class Index:
 
     @property
     def table(self) -> Table:
-        """The table, in the version of the current state, which any process may have changed."""
+        """The table in the version of the current state, which another process may have changed."""
         opened = self._opened
         while opened is None or opened[0] != self.state.snapshot():
             now = self.state.snapshot()
@@ -128,10 +129,10 @@ class Index:
         encoder: TextEncoder | None = None,
         prompts: Given = OWN,
     ) -> Index:
-        """Make an empty index; or open what a killed run left of one with the same settings.
+        """Make an empty index, or open the one that a killed run began with the same settings.
 
         Args:
-            folder: for the index; it holds nothing else.
+            folder: for the index, and for nothing else.
             model: a Sentence-Transformers folder, a hub id or embedded:minilm-l6.
             metadata: fields of the documents to keep, for filters, and their Arrow types: "string",
                 "int64", "double" or "bool" (``rows.metadata_columns`` finds them).
@@ -242,7 +243,7 @@ class Index:
         return self.info.calibration
 
     def ids_among(self, documents: Sequence[str]) -> Set[str]:
-        """Those of these ids that are in the index."""
+        """Which of these ids are in the index."""
         return self.table.digests(documents).keys()
 
     def example_ids(self) -> list[str]:
@@ -261,7 +262,7 @@ class Index:
 
     @property
     def updated(self) -> datetime:
-        """When it was last made, changed or updated from its files."""
+        """When it was last changed, or updated from its files."""
         return datetime.fromtimestamp((self.folder / STATE).stat().st_mtime, UTC)
 
     def sample(self) -> list[str]:
@@ -289,19 +290,19 @@ class Index:
         fusion.py). By score, the maximum is 1.
 
         Args:
-            query: what to look for. Several words in double quotes must stand in a passage like
-                that, if any passage has them; else ``Hits.notice`` says so.
+            query: the question or words. A result contains the phrases in double quotes, if any
+                passage does; otherwise ``Hits.notice`` says so.
             k: number of documents.
-            mode: by vectors ("dense"), by words ("lexical") or by both. Without a word that is not
-                a stop word, by vectors.
+            mode: by vectors ("dense"), by words ("lexical") or by both ("hybrid"). A query of stop
+                words alone is searched by vectors.
             where: filter over metadata, id and title, as SQL: "year > 2020 and lang = 'en'"; or
                 as JSON (filters.py): {"year": {"gt": 2020}, "lang": "en"}.
             fusion: join both rankings by score, or by rank.
             rerank: "late-interaction" re-ranks the first 50 documents by token vectors, which are
-                computed now unless the index keeps them; or "none". The default is none; for the
-                index of a folder (folder_index.py) "late-interaction", if scores are cosines or
-                fused by score.
-            encoded: the query's vector, (D,), or ``QueryTokens``, if known already.
+                computed now unless the index keeps them; or "none", the default. The default for
+                the index of a folder (folder_index.py) is "late-interaction" if scores are cosines
+                or fused by score.
+            encoded: the query's vector, (D,), or ``QueryTokens``, if known.
             min_score: leave out documents with a lower score.
             explain: add the parts of each score (``Hit.explanation``).
 
@@ -321,7 +322,7 @@ class Index:
             if not isinstance(encoded, QueryTokens):
                 (encoded,) = self.encoder.query_tokens([query])
             options = replace(options, tokens=encoded)
-        # Stop words are in no row's terms, but in a folder of several languages they may be.
+        # A stop word can be a term of rows in another language.
         by_words = options.mode == "lexical" and (
             self.table.query_terms(query) or self._retried(lambda: self.table.matching(query, 1))
         )
@@ -342,7 +343,7 @@ class Index:
         return hits
 
     def _retried(self, read: Callable[[], T]) -> T:
-        """Call ``read``, and again if another process has changed or packed the table meanwhile."""
+        """Call ``read``, and retry if another process has changed or packed the table meanwhile."""
         failed = -1
         while True:
             try:
@@ -360,8 +361,7 @@ class Index:
                 if isinstance(error, RevelaError):
                     raise
                 raise RevelaError(
-                    f"{self.folder} is damaged (rows that it names are not there): "
-                    "make it again with revela index"
+                    f"{self.folder} is damaged (rows are missing): make it again with revela index"
                 ) from error
 
     def options(
@@ -374,7 +374,7 @@ class Index:
         min_score: float | None = None,
         explain: bool = False,
     ) -> SearchOptions:
-        """The options of a search, checked before anything is computed; QueryError as there."""
+        """The checked options of a search; QueryError as for ``search``."""
         sql = where_sql(where, self.info.columns) if where else ""
         if rerank is None:
             by_score = mode == "dense" or (mode == "hybrid" and fusion == "score")
@@ -402,8 +402,8 @@ class Index:
         return term_weights(query, self.table.query_terms, self.state.idf)
 
     def chunks(self, document: str) -> list[Hit]:
-        """The chunks of a document, in order, with a score of 0; [] for an unknown id. Joined,
-        their texts are the document's.
+        """The chunks of a document, in order, with a score of 0; [] for an unknown id. Their texts
+        joined are the document's text.
         """
         check_unicode(document, "the id")
         rows = self._retried(lambda: self.table.document(document))
@@ -423,7 +423,7 @@ class Index:
         return [snippet(hit, terms, characters) for hit in hits]
 
     def file(self, document: str) -> Path | None:
-        """The file of a document; None if it is unknown or gone."""
+        """The file of a document; None if it is unknown or was deleted."""
         from revela.searching.locations import file_of
 
         sources, owner = self.state.sources.get("sources", []), self.state.owner_of(document)
@@ -437,15 +437,15 @@ class Index:
 
     @contextmanager
     def changes(self, wait: bool = False) -> Iterator[Changes]:
-        """Lock the index to change it. Changes can be searched at once; at the end the index is
-        packed and measured, if necessary.
+        """Lock the index to change it. Each change can be searched immediately; at the end the
+        index is packed and calibrated, if necessary.
 
         Args:
             wait: wait for another process that is writing to the index; otherwise RevelaError.
         """
         from revela.searching.changes import Changes
 
-        State(self.folder).close()  # what is no index gets no lock
+        State(self.folder).close()  # raises for another folder, which must not get a lock file
         with writing(self.folder, wait):
             changes = Changes(self.folder, lambda: self.encoder)
             try:
@@ -461,7 +461,7 @@ class Index:
         """Add documents; one whose id is in the index is replaced, unless it is the same.
 
         Args:
-            documents: with ids of their own; those without a word are left out.
+            documents: with different ids; those without a word are left out.
             progress: show a bar.
 
         Raises:
@@ -484,8 +484,8 @@ class Index:
         yes: bool = False,
         progress: bool = False,
     ) -> Counts:
-        """Bring the index in step with folders and files: add what is new, replace what has
-        changed, delete what is gone. Documents that were added otherwise stay.
+        """Update the index from folders and files: add what is new, replace what has changed,
+        delete what is gone. Documents that were added otherwise stay.
 
         Args:
             sources: folders and files; by default those of the last time.

@@ -37,12 +37,12 @@ CELLS = 20  # cells of the approximate index that a query reads
 CANDIDATES = 200  # minimum number of candidates that are scored again by their stored vectors
 FILTER_IDS = 1000  # ids in one filter
 READ_ROWS = 2**14  # rows per batch when all passages are read
-# Changed chunks before a large table is packed, at most: each whose words are not indexed adds 3 us
-# to a search. In a table of less than 100,000, one in ``PACKED_SHARE``: packing takes half a
-# second, and until then what replaced chunks took stays on the disk.
+# A large table is packed after at most ``UNPACKED`` changed chunks, because each chunk whose words
+# are not indexed adds 3 us to a search; below 100,000 chunks after one in ``PACKED_SHARE``, because
+# replaced chunks stay on the disk until then. Packing takes half a second.
 UNPACKED, PACKED_SHARE = 2000, 50
-# Minimum size of LanceDB's caches, of indices and of metadata, in bytes; in a large table the size
-# of its vectors. LanceDB's own are 6 GB and 1 GB, which a service fills with former versions.
+# Minimum size in bytes of LanceDB's caches of indices and of metadata; for a large table the size
+# of its vectors. LanceDB's defaults are 6 GB and 1 GB, which a service fills with former versions.
 CACHE = 2**23
 NEVER = timedelta(days=36_500)  # LanceDB removes versions of more than 7 days by default
 Candidates = dict[int, tuple[Owner, float]]
@@ -79,14 +79,14 @@ class Table:
 
     @classmethod
     def open(cls, folder: Path, info: Info, chunks: int = 10**6, create: bool = False) -> Table:
-        """Open a table, of about this many chunks, in its last version; ``create`` makes an empty
-        one first.
+        """Open the last version of a table of about this many chunks; ``create`` makes an empty one
+        first.
         """
-        # LanceDB reads it when it is imported; hides its warnings for programmers.
+        # Read by LanceDB when it is imported; hides its warnings for programmers.
         os.environ.setdefault("LANCEDB_LOG", "error")
         with _unchecked_calls():
             import lancedb
-        # Processes that read text are forked beside it, and do not use it.
+        # The processes that read text are forked, but do not use LanceDB.
         warnings.filterwarnings("ignore", "lancedb fork support is experimental")
 
         with lance_errors(folder):
@@ -101,8 +101,8 @@ class Table:
         return cls(folder, info, database, lance)
 
     def at(self, version: int, info: Info | None = None) -> Table:
-        """The table at a version, read-only; ``info`` replaces the manifest. RevelaError if it was
-        removed, as versions are that the state names no more.
+        """The table at a version, read-only; ``info`` replaces the manifest. RevelaError if the
+        version was removed, as those are that the state no longer names.
         """
         with lance_errors(self.folder):
             lance = self.database.open_table(TABLE)
@@ -127,7 +127,7 @@ class Table:
 
     def nearest(self, vector: Vectors, depth: int, where: str = "") -> Candidates:
         """The ``depth`` rows nearest to a unit vector (W,), by cosine, without those that have no
-        vector, as they have no words.
+        vector because they have no words.
         """
         query = self.lance.search(vector, vector_column_name="vector", query_type="vector")
         # More cells are read where a filter leaves too few rows in these; candidates are scored
@@ -170,7 +170,7 @@ class Table:
         return sorted(rows.to_pylist(), key=lambda row: int(row["chunk"]))
 
     def cosines(self, numbers: Sequence[int], vector: Vectors) -> dict[int, float]:
-        """The cosines of rows with a unit vector (W,); KeyError if a row is gone."""
+        """The cosines of rows with a unit vector (W,); KeyError if a row was deleted."""
         rows = self._read(self.lance.take_row_ids(list(numbers)).with_row_id(), ["vector"])
         products = (self.vectors_in(rows) @ vector).tolist()
         cosines = dict(zip(rows["_rowid"].to_pylist(), products, strict=True))
@@ -193,8 +193,8 @@ class Table:
     def digests(self, documents: Sequence[str]) -> dict[str, str]:
         """Id -> digest of the documents that are in the table."""
         digests = dict[str, str]()
-        # Of all chunks: to find the first ones, one more column of scattered rows would be read,
-        # which takes three times as long.
+        # Read for all chunks: selecting the first ones would read one more column of scattered
+        # rows, which takes three times as long.
         for rows in self._rows_of(documents, ["id", "digest"]):
             digests |= zip(rows["id"].to_pylist(), rows["digest"].to_pylist(), strict=True)
         return digests
@@ -264,8 +264,8 @@ class Table:
             self.lance.restore(version)
 
     def rewrite_terms(self) -> None:
-        """Make the terms of all rows again. Until ``pack``, words are searched without an index.
-        Rows get new numbers.
+        """Rewrite the terms of all rows, which get new numbers. Until ``pack``, words are searched
+        without an index.
         """
         import pyarrow as pa
 
@@ -283,9 +283,7 @@ class Table:
             self.database.create_table(TABLE, reader, mode="overwrite")
 
     def is_worth_packing(self, changed: int) -> bool:
-        """Whether chunks have changed, and either ``pack`` is cheap, or so many have changed that
-        searches are slow.
-        """
+        """Whether chunks have changed and ``pack`` is either cheap or needed for fast searches."""
         size = len(self)
         return changed > (0 if size < EXACT_BELOW else min(UNPACKED, size // PACKED_SHARE))
 
@@ -312,7 +310,7 @@ class Table:
             configs["vector"] = vectors[self.info.settings.vectors](distance_type="dot")
         with lance_errors(self.folder):
             present = {column for index in self.lance.list_indices() for column in index.columns}
-            if not is_large:  # one of words that is brought up to date counts deleted rows
+            if not is_large:  # an updated index of words would still count deleted rows
                 present.discard("terms")
             missing = {name: config for name, config in configs.items() if name not in present}
             with progress_bar("packing", "part", total=2 + len(missing)) as shown:
@@ -327,20 +325,20 @@ class Table:
 
     def clean(self) -> None:
         """Remove all versions but the last, which the state must name: if this is killed, files of
-        the others may be gone. A process that reads one opens the last one instead.
+        the others may be missing. A process that reads one of these opens the last one instead.
         """
         with lance_errors(self.folder):
-            # Other writers are locked out: files of no version are a killed run's.
+            # Other writers are locked out: files without a version are those of a killed run.
             age = timedelta(milliseconds=1)
             self.lance.optimize(cleanup_older_than=age, delete_unverified=True)
 
 
 @contextmanager
 def _unchecked_calls() -> Iterator[None]:
-    """While open, pydantic prepares no checks of functions' arguments.
+    """Keep pydantic from preparing checks of functions' arguments.
 
-    LanceDB 0.40 always imports a REST client that nothing here calls. Preparing its checks takes .3
-    of the 1.4 s of a cold search of a static index.
+    LanceDB 0.40 always imports a REST client that nothing here calls. Preparing its checks takes
+    0.3 of the 1.4 s of a search from cold by a static index.
     """
     import pydantic
 
@@ -388,6 +386,6 @@ def lance_errors(folder: Path, where: str = "", columns: Iterable[str] = ()) -> 
                 "where",
             ) from error
         raise RevelaError(
-            f"{folder} is damaged or out of reach ({reason}): "
-            "mend that, or make it again with revela index"
+            f"{folder} is damaged or cannot be read ({reason}): "
+            "correct that, or make it again with revela index"
         ) from error

@@ -39,7 +39,7 @@ BAD_LINES = [
     (["a", "b", 3], ":4 is neither a list of texts"),
     ({"text": ["a", "b", "c"]}, ":4 is neither"),
     ("abc", ":4 is neither"),
-    (["\ud800 a", "b", "c"], r":4 is not Unicode \(half of a surrogate pair\): mend that line"),
+    (["\ud800 a", "b", "c"], r":4 is not Unicode \(half of a surrogate pair\): correct that line"),
     ({"src": "\ud800", "text": ["a", "b", "c"]}, ":4 is not Unicode"),
 ]
 

@@ -53,7 +53,7 @@ def group_members(source: Path, size: int) -> Iterator[Member]:
             raise _no_group(source, place)
         if not all(map(is_unicode, (origin, *texts))):
             raise RevelaError(
-                f"{source}:{place} is not Unicode (half of a surrogate pair): mend that line"
+                f"{source}:{place} is not Unicode (half of a surrogate pair): correct that line"
             )
         if len(texts) < size:
             raise RevelaError(
