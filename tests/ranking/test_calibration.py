@@ -251,7 +251,7 @@ def test_an_index_is_cut_at_a_score_and_says_what_gave_it(tmp_path):
     assert dense[0].confidence is None
     words = index.search(query, mode="lexical", explain=True)
     assert all(hit.explanation.words == pytest.approx(hit.score) for hit in words)
-    with pytest.raises(RevelaError, match="minimum score is not a number"):
+    with pytest.raises(RevelaError, match="minimum score must be a number"):
         index.search(query, min_score=float("nan"))
     again = Index.open(index.folder, encoder=Letters())
     assert again.search(query)[0].confidence == index.search(query)[0].confidence

@@ -407,8 +407,8 @@ BAD_OPTIONS = [
     ({"k": -1}, "k must be a positive number of documents"),
     ({"k": 0}, "k is 0"),
     ({"k": 2.5}, "k is 2.5"),
-    ({"min_score": float("nan")}, "the minimum score is not a number"),
-    ({"rerank": "late-interaction", "fusion": "rank"}, "or hybrid search by score"),
+    ({"min_score": float("nan")}, "the minimum score must be a number"),
+    ({"rerank": "late-interaction", "fusion": "rank"}, "and hybrid search by score"),
     ({"rerank": "late-interaction", "mode": "lexical"}, "re-ranks dense search"),
     ({"where": {"colour": 1}}, "no column colour"),
     ({"where": "year > '\ud800'"}, "the filter is not Unicode"),
@@ -468,7 +468,7 @@ def test_damaged_folders_are_one_sentence(tmp_path, index, part):
 
 
 FAULTS = [
-    (RuntimeError('lance error: task panicked with message "range end"'), "is damaged or out"),
+    (RuntimeError('lance error: task panicked with message "range end"'), "is damaged or cannot"),
     (OSError("LanceError(IO): No space left on device (os error 28)"), "space left on device"),
 ]
 
