@@ -336,9 +336,8 @@ def test_the_score_to_cut_at_is_of_what_does_not_answer():
             best.setdefault(names[row], score)
         firsts.append([*best.values()][:2])
     assert len(firsts) > 100
-    assert measured.confidence == pytest.approx(
-        Confidence.from_wrong_hits(np.array(firsts)), rel=1e-3
-    )
+    wanted = Confidence.from_wrong_hits(np.array(firsts))
+    assert measured.confidence == pytest.approx(wanted, rel=1e-3)
 
 
 def test_docstrings_are_the_queries_of_code():
