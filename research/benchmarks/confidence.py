@@ -105,7 +105,9 @@ def main() -> None:
         place = arguments.out / name / "index"
         index = index_of(folder, part, arguments.model, place, arguments.tokens)
         # Where the text has too few sentences, it is only said whether it is about other things.
-        cut = index.calibration.confidence and index.calibration.confidence.cut
+        how = "late-interaction" if arguments.tokens else "none"
+        sure = index.calibration.confidences.get(how)
+        cut = sure and sure.cut
         found, right, without = first_hits(index, part)
         error = None
         if cut is not None:

@@ -257,9 +257,9 @@ def print_scores(sides: Mapping[str, Side]) -> None:
     print_cells("mean", [*scores.mean(axis=0), "", ""], 4)
     print_cells("least, to the better side", [*over.min(axis=0), "", ""])
     print_cells(f"more than {HARM} below it", [*(over < -HARM).sum(axis=0), "", ""])
-    scored = [side for side in sides.values() if side.measured.confidence]
+    scored = [side for side in sides.values() if side.measured.confidences]
     ways = {
-        "ours": (ours, lambda score, found: found.confidence.of(score, 0.0)),
+        "ours": (ours, lambda score, found: found.confidences["none"].of(score, 0.0)),
         "log-odds": (log_odds, lambda score, _: score),
     }
     for name, (fusion, probability) in ways.items():

@@ -178,11 +178,13 @@ def test_confidence_is_half_where_97_of_100_hits_score_less_if_nothing_answers()
     assert sure.of(half, 0) == sure.of(half + 0.1, 0.2) == 0.5
     assert sure.of(half + 0.1, 0) == pytest.approx(1 / (1 + np.exp(-1)), abs=0.01)
     assert sure.of(-1e9, 0) == pytest.approx(0)
+    before, after = Confidence(0.2, 10, 0.4), Confidence(0.1, 20, 0.3)
+    assert sure.reranked(before, after) == pytest.approx((half / 2, 2 * slope, 0.75 * cut))
 
 
 def test_what_has_nothing_of_a_question_does_not_answer_it_though_nothing_was_measured(tmp_path):
     index = build(tmp_path / "index", ["aaaa bbbb", "aabb abab", "bbaa abba"])
-    assert index.calibration.confidence is None
+    assert not index.calibration.confidences
     nothing, known = index.search("zzzz xxxx"), index.search("aaaa bbbb")
     assert nothing[0].score == 0 and nothing.answer == "elsewhere"
     assert known[0].score > 0 and known.answer is None
@@ -195,7 +197,7 @@ def test_what_many_documents_match_as_well_is_less_sure(tmp_path):
     """
     texts = passages(80)
     index = build(tmp_path / "index", texts)
-    half, slope, _ = index.calibration.confidence
+    half, slope, _ = index.calibration.confidences["none"]
 
     def sure(hit, other):
         return 1 / (1 + np.exp(-slope * (hit.score - OTHER * other.score - half)))
@@ -227,8 +229,9 @@ def test_what_is_said_of_an_answer_follows_the_first_confidence():
 def test_an_index_is_cut_at_a_score_and_says_what_gave_it(tmp_path):
     texts = passages(80)
     index = build(tmp_path / "index", texts, keep_tokens=True)
-    cut = index.calibration.confidence.cut
-    assert index.calibration.describe().endswith(f"97 of 100 first hits score below {cut:.2f}")
+    known = index.calibration.confidences
+    assert set(known) == {"none", "late-interaction"}
+    assert f"score below {known['none'].cut:.2f} (re-ranking: none)" in index.calibration.describe()
     query = " ".join(texts[7].split()[:6])
     for rerank in (None, "late-interaction"):
         hits = index.search(query, rerank=rerank, explain=True)
@@ -337,7 +340,7 @@ def test_the_score_to_cut_at_is_of_what_does_not_answer():
         firsts.append([*best.values()][:2])
     assert len(firsts) > 100
     wanted = Confidence.from_wrong_hits(np.array(firsts))
-    assert measured.confidence == pytest.approx(wanted, rel=1e-3)
+    assert measured.confidences["none"] == pytest.approx(wanted, rel=1e-3)
 
 
 def test_docstrings_are_the_queries_of_code():
@@ -407,7 +410,7 @@ def test_the_same_text_in_another_form_is_no_wrong_hit():
     pairs = zip(texts[::2], texts[1::2], strict=True)
     other = [", ".join(pair).replace(". ", ", ") for pair in pairs]
     both = (measure(given, queries=60, scored=True) for given in (texts, [*texts, *other]))
-    alone, with_other = (measured.confidence.half for measured in both)
+    alone, with_other = (measured.confidences["none"].half for measured in both)
     assert with_other < 1.2 * alone
 
 
@@ -422,7 +425,7 @@ def test_an_embedder_that_knows_nothing_is_not_trusted_with_records():
     assert blind.rule.squared_ratio > 2 * seeing.rule.squared_ratio
     assert seeing.vectors > blind.vectors + 20
     scored = measure(records, Blind(), scored=True)
-    assert scored.confidence is None, "halves of records say nothing of the scores of questions"
+    assert scored.confidences == {}, "halves of records say nothing of the scores of questions"
 
 
 def test_a_department_is_found_among_records_by_its_name(tmp_path):

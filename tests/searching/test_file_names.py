@@ -68,7 +68,7 @@ UNSURE = [
 
 @pytest.mark.parametrize(("query", "text", "answer"), UNSURE)
 def test_a_hit_without_the_query_string_is_never_sure(tmp_path, monkeypatch, query, text, answer):
-    monkeypatch.setattr(IndexStore, "confidence", Confidence(-9.0, 1.0, 0.0))
+    monkeypatch.setattr(IndexStore, "confidences", {"none": Confidence(-9.0, 1.0, 0.0)})
     index = build(tmp_path / "index", [Document("d1", text), *OTHERS], language="en")
     hits = index.search(query)
     assert hits[0].id == "d1" and hits.answer == answer

@@ -5,7 +5,8 @@ how certain its hits are.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -24,8 +25,7 @@ class Confidence(NamedTuple):
     """The probability that a first hit is right, if the text answers half of all questions.
 
     The margin of a hit for a question without an answer is rarely above ``half``, that of a hit for
-    a question with one mostly is (docs/results.md). Re-ranking by tokens leaves these numbers as
-    they are.
+    a question with one mostly is (docs/results.md).
 
     Attributes:
         half: quantile of the margins of hits for queries without an answer.
@@ -45,6 +45,11 @@ class Confidence(NamedTuple):
         margins_Q = np.array([margin(*pair) for pair in wrong_Q2])
         half, cut = (float(np.quantile(of, WRONG_QUANTILE)) for of in (margins_Q, wrong_Q2[:, 0]))
         return cls(half, float(1 / max(margins_Q.std(), 1e-3)), cut)
+
+    def reranked(self, before: Confidence, after: Confidence) -> Confidence:
+        """This confidence for re-ranked hits, by measurements of some queries before and after."""
+        triples = zip(self, before, after, strict=True)
+        return Confidence(*(own * new / old if old else new for own, old, new in triples))
 
     def of(self, score: float, other: float) -> float:
         """The probability for a hit's score and the best score of another document."""
@@ -77,8 +82,9 @@ class Calibration:
     chance: float = 0.0  # mean cosine of a query and a passage that does not answer it
     tokens: float = 0.0  # the same for token vectors, if the model has any
     version: int = MEASURED
-    confidence: Confidence | None = None
-    """Of hits of hybrid search by score; None where the text has few sentences, as in code."""
+    confidences: Mapping[str, Confidence] = field(default_factory=dict)
+    """By ``SearchOptions.rerank``, for hybrid search by score; none if the text has few sentences,
+    as in code."""
 
     def is_outdated(self, passages: int) -> bool:
         """Whether to measure again, because the text has doubled or the method has changed."""
@@ -110,10 +116,11 @@ class Calibration:
             f"{100 * self.vectors / self.queries:.0f}"
         )
         if self.ratio <= 4:
-            if self.confidence is None:
+            if not self.confidences:
                 return f"{text}; the text has too few sentences to say how sure a hit is"
+            cuts = (f"{sure.cut:.2f} (re-ranking: {how})" for how, sure in self.confidences.items())
             said = "where nothing answers, 97 of 100 first hits score below"
-            return f"{text}; {said} {self.confidence.cut:.2f}"
+            return f"{text}; {said} {', '.join(cuts)}"
         return (
             f"{text}: this embedder does not know this text, and searches go by words; give "
             "another --model, or train one (docs/languages.md)"

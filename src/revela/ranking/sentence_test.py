@@ -25,15 +25,16 @@ from revela.ranking.exact import rankings_of, top_k
 from revela.ranking.fusion import DEPTH, Owner, Scores, as_chance, best_chunks, by_length, chance_of
 from revela.ranking.late_interaction import encode_packed, match_by_tokens
 from revela.ranking.queries import part_queries, sentence_queries
-from revela.ranking.steps import ALIKE, MemoryStore, runner_up
+from revela.ranking.steps import ALIKE, MemoryStore, SearchOptions, runner_up
 from revela.text.analyzer import Analyzer, detect
-from revela.types import Vectors, evenly_spaced, shortened
+from revela.types import QueryTokens, Vectors, evenly_spaced, shortened
 
 # Maximum number of queries; with fewer sentences than ``FEW``, parts of passages are added.
 QUERIES, FEW = 400, 100
 FEW_TOKENS = 50  # queries and passages that measure ``chance`` of token vectors
 HELD = 0.7  # share of a query's terms above which a passage may contain its sentence
 MIN_WRONG = 20  # minimum number of queries without an answer to measure a confidence
+RERANKED = 100  # of these are also re-ranked
 
 
 class SentenceTest:
@@ -114,7 +115,7 @@ class SentenceTest:
             by_tokens: also measure token vectors.
             scored: also measure the confidence by score, if there are enough sentences (halves of
                 passages score higher than questions do).
-            packed: signs of the passages' tokens, if they are known already.
+            packed: signs of the passages' tokens, to measure the confidence after re-ranking, too.
             progress: show bars.
         """
         fitted = encoder.words_to_vectors
@@ -123,7 +124,13 @@ class SentenceTest:
         if not self._queries:
             return replace(measured, chance=chance_of(vectors_ND))
         vectors_ND, width = vectors_ND.copy(), vectors_ND.shape[1]
-        queries_QD = shortened(encoder.encode_queries(self._queries, progress), width)
+        tokens = encoder.query_tokens(self._queries) if packed else []
+        queries_QD = (
+            np.array([query.vector for query in tokens])
+            if packed
+            else encoder.encode_queries(self._queries, progress)
+        )
+        queries_QD = shortened(queries_QD, width)
         # What does not find its passage as it is will not find it without the sentence.
         found_Q = self._are_found(top_k(queries_QD, vectors_ND, 1)[0])
         removed = np.flatnonzero(found_Q[: len(self._rests)])
@@ -141,34 +148,49 @@ class SentenceTest:
             chance=as_chance(float(wrong_cosines.mean(dtype=np.float64))),
         )
         if by_tokens and not encoder.lacks_tokens:
-            measured = replace(measured, tokens=self._chance_of_tokens(encoder, packed))
+            measured = replace(measured, tokens=self._chance_of_tokens(encoder, tokens, packed))
         if not scored:
             return measured
-        store = MemoryStore(self._bm25, vectors_ND, measured.rule)
-        found = store.rankings(self._queries, queries_QD, *self._unanswered(nearest))
-        wrong = [self._first_two(scores) for scores in found if scores]
+        store = MemoryStore(self._bm25, vectors_ND, measured.rule, packed)
+        asked = self._queries, queries_QD, *self._unanswered(nearest)
+        wrong = self._first_two(store.rankings(*asked))
         if len(wrong) < MIN_WRONG:
             return measured
-        return replace(measured, confidence=Confidence.from_wrong_hits(np.array(wrong)))
+        confidence = Confidence.from_wrong_hits(wrong)
+        confidences = {"none": confidence}
+        if tokens:
+            rerank = SearchOptions(rerank="late-interaction")
+            after = self._first_two(store.rankings(*asked, rerank, tokens[:RERANKED]))
+            before = Confidence.from_wrong_hits(wrong[: len(after)])
+            again = confidence.reranked(before, Confidence.from_wrong_hits(after))
+            confidences["late-interaction"] = again
+        return replace(measured, confidences=confidences)
 
     def _are_found(self, rows_QK: NDArray[np.int64]) -> NDArray[np.bool_]:
         """(Q,): whether the first row of each query is right."""
         return np.take_along_axis(self._right_QN, rows_QK[:, :1], axis=1)[:, 0]
 
-    def _first_two(self, found: Scores) -> tuple[float, float]:
-        """The scores of the first document and of the best other one."""
-        owner_of = self._owners.__getitem__
-        scores = by_length(best_chunks(found, owner_of), owner_of)
-        return next(iter(scores.values())), runner_up(scores, self._terms.__getitem__)
+    def _first_two(self, rankings: Sequence[Scores]) -> NDArray[np.float64]:
+        """(Q, 2): the scores of the first document and of the best other one, for each query that
+        finds any.
+        """
+        owner_of, found = self._owners.__getitem__, list[tuple[float, float]]()
+        for ranking in filter(None, rankings):
+            scores = by_length(best_chunks(ranking, owner_of), owner_of)
+            first = next(iter(scores.values()))
+            found.append((first, runner_up(scores, self._terms.__getitem__)))
+        return np.array(found)
 
-    def _chance_of_tokens(self, encoder: TextEncoder, signs: Sequence[bytes]) -> float:
+    def _chance_of_tokens(
+        self, encoder: TextEncoder, tokens: Sequence[QueryTokens], signs: Sequence[bytes]
+    ) -> float:
         """The mean m (late_interaction.py) of a few unrelated queries and passages."""
         rows, queries = evenly_spaced(len(self._texts), FEW_TOKENS), self._queries[:FEW_TOKENS]
         if signs:
             some = [signs[row] for row in rows]
         else:
             _, some = encode_packed(encoder, [self._texts[row] for row in rows])
-        read = encoder.query_tokens(queries)
+        read = tokens[:FEW_TOKENS] or encoder.query_tokens(queries)
         terms, idf = self._bm25.terms, self._bm25.idf
         weights = [term_weights(query, terms, idf) for query in queries]
         found = [match_by_tokens(q, some, own) for q, own in zip(read, weights, strict=True)]

@@ -84,7 +84,7 @@ class SearchOptions:
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether ``Calibration.confidence`` was measured for this kind of search."""
+        """Whether ``Calibration.confidences`` were measured for this kind of search."""
         return self.mode == "hybrid" and self.fusion == "score" and self.weight is None
 
     @property
@@ -100,14 +100,14 @@ class Store(Protocol):
 
     Attributes:
         rule: of the fusion (``Calibration.rule``).
-        confidence: in hits (``Calibration.confidence``).
+        confidences: in hits (``Calibration.confidences``).
         terms: the analyzer of queries.
     """
 
     @property
     def rule(self) -> FusionRule: ...
     @property
-    def confidence(self) -> Confidence | None: ...
+    def confidences(self) -> Mapping[str, Confidence]: ...
     @property
     def terms(self) -> Analyzer: ...
     def candidates(
@@ -209,7 +209,7 @@ def _confidences(
     """
     if options.is_calibrated and max(scores.values(), default=0.0) < FAR:
         return dict.fromkeys(shown, 0.0)
-    if not options.is_calibrated or (confidence := store.confidence) is None:
+    if not options.is_calibrated or (confidence := store.confidences.get(options.rerank)) is None:
         return dict.fromkeys(shown)
     first = dict(islice(scores.items(), COPIES))
     passages = store.passages([*(shown | first)])
@@ -262,7 +262,7 @@ class MemoryStore:
     ids: Sequence[str] = ()
     nearest: Scores = field(default_factory=dict)
     matching: Scores = field(default_factory=dict)
-    confidence: Confidence | None = None
+    confidences: Mapping[str, Confidence] = field(default_factory=dict)
 
     def rankings(
         self,

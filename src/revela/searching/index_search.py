@@ -43,8 +43,8 @@ class IndexStore:
         return self.table.info.calibration.rule
 
     @property
-    def confidence(self) -> Confidence | None:
-        return self.table.info.calibration.confidence
+    def confidences(self) -> Mapping[str, Confidence]:
+        return self.table.info.calibration.confidences
 
     @property
     def terms(self) -> Analyzer:

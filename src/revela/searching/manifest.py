@@ -83,8 +83,8 @@ class Info:
     def from_json(cls, text: str) -> Info:
         content = json.loads(text)
         measured = content["calibration"]
-        if measured["confidence"]:
-            measured["confidence"] = Confidence(*measured["confidence"])
+        found = measured["confidences"].items()
+        measured["confidences"] = {how: Confidence(*triple) for how, triple in found}
         content["calibration"] = Calibration(**measured)
         content["settings"] = Indexing(**content["settings"])
         content["prompts"] = Prompts(*content["prompts"])

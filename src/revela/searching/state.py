@@ -27,7 +27,7 @@ from revela.searching.manifest import Info
 from revela.types import hash64
 
 STATE = "state.sqlite"
-FORMAT = 12
+FORMAT = 13
 COMMIT = 100  # minimum chunks that a commit counts as: each of its files takes 0.3 ms of a search
 # A document without a path is no longer in a file, and will be deleted.
 TABLES = f"""

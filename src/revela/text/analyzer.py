@@ -62,7 +62,7 @@ SAMPLE, LENGTH = 200, 2000  # texts to detect the language in, and characters of
 BLOCK = 500  # characters to classify at once; shorter texts are joined
 MIN_LETTERS = 20  # of a script: "Hello" is classified as Breton, "OK" as Afrikaans
 MIN_SHARE = 0.05  # minimum share of a language in all text
-KNOWN = 0.8  # minimum share of a script's text that is in its frequent languages
+KNOWN = 0.5  # minimum share of a script's text that is in its frequent languages
 NO_LANGUAGE = "zxx"  # the library's code for numbers and code
 # Characters to classify at once, and by how much the log likelihood of another language must exceed
 # that of English: 95 to 100 % of the pieces of other languages do, and under 1 % of English and of
