@@ -107,10 +107,7 @@ def test_crops_start_from_it_by_lora_too(run_of_spans, documents, tmp_path):
 
 REFUSED = [
     ({"method": "contrastive-crop", "model": "new:tiny"}, "LoRA trains a part of it: give"),
-    (
-        {"method": "revela", "lm_lora": True, "lora_rank": 0},
-        "give --lora-rank 1 or more",
-    ),
+    ({"method": "revela", "lm_lora": True, "lora_rank": 0}, "give --lora-rank 1 or more"),
     (
         {"method": "contrastive-crop", "model": "new:tiny", "lora_rank": 0, "context": 2},
         "--context needs an encoder or a decoder: --model new:tiny is both",
