@@ -191,6 +191,17 @@ def test_what_has_nothing_of_a_question_does_not_answer_it_though_nothing_was_me
     assert index.search("zzzz xxxx", mode="dense").answer is None
 
 
+def test_without_a_word_of_the_query_or_others_to_compare_with_a_hit_is_not_sure(tmp_path):
+    texts = passages(80)
+    index = build(tmp_path / "index", texts)
+    query = texts[7].split(".")[1]
+    assert index.search(query).answer == "sure"
+    assert index.search("".join(query.split())).answer in ("unlikely", "elsewhere")
+    weak = "abgh " + texts[9].split()[0]
+    some = index.search(weak, where={"id": {"in": ["d9", "d10"]}})
+    assert some[0].score < index.calibration.confidences["none"].cut and some.answer == "perhaps"
+
+
 def test_what_many_documents_match_as_well_is_less_sure(tmp_path):
     """A copy of the first hit takes nothing from it, another document does; the number of hits that
     are asked for and a least score change nothing.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -94,6 +94,7 @@ def search(
 
     asked = read_queries(queries) if queries else {"": query}
     is_json = as_json or queries is not None
+    narrow = replace(narrow, folder=_inside(folders, narrow.folder))
     where = both(where_sql(narrow.and_also(), {}), where or "")
     needs_index = is_json or where or mode == "dense" or min_score is not None
     can_answer_early = len(folders) == 1 and not needs_index
@@ -138,6 +139,16 @@ def search(
                 print_results(answer.data, top)
     if not is_found:
         raise SystemExit(1)
+
+
+def _inside(folders: Sequence[str], folder: str) -> str:
+    """The path of a folder inside of the one that is searched, as ids have it, if it is given by
+    the path from here.
+    """
+    path = Path(folder).resolve()
+    roots = (Path(searched).resolve() for searched in folders if folder and path.exists())
+    inside = (path.relative_to(root).as_posix() for root in roots if path.is_relative_to(root))
+    return next(inside, folder).removeprefix(".")
 
 
 def _split(

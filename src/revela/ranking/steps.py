@@ -34,7 +34,7 @@ from revela.ranking.fusion import (
 )
 from revela.ranking.late_interaction import TOKENS_DEPTH, match_by_tokens, rerank_by_tokens
 from revela.text.analyzer import Analyzer
-from revela.types import SURE, Explanation, QueryTokens, Vectors, check_unicode
+from revela.types import PERHAPS, SURE, Explanation, QueryTokens, Vectors, check_unicode
 
 Mode = Literal["dense", "lexical", "hybrid"]
 Rerank = Literal["late-interaction", "none"]
@@ -189,7 +189,7 @@ def search(store: Store, query: str, vector: Vectors | None, options: SearchOpti
     # Confidence in the hits that are returned: how far they stand out from others.
     least = -math.inf if options.min_score is None else options.min_score
     shown = dict(islice(((row, s) for row, s in scores.items() if s >= least), options.k))
-    confidences = _confidences(store, query, scores, shown, options)
+    confidences = _confidences(store, query, scores, shown, options, bool(matching))
 
     explanations = dict[int, Explanation]()
     if options.explain:
@@ -202,10 +202,17 @@ def search(store: Store, query: str, vector: Vectors | None, options: SearchOpti
 
 
 def _confidences(
-    store: Store, query: str, scores: Scores, shown: Scores, options: SearchOptions
+    store: Store,
+    query: str,
+    scores: Scores,
+    shown: Scores,
+    options: SearchOptions,
+    has_words: bool,
 ) -> dict[int, float | None]:
     """The confidence in each row that is returned: 0 if the text is about other subjects, because
-    nothing scores ``FAR``. A row without a string of the query, such as a date, is not sure.
+    nothing scores ``FAR``. If no passage has a word of the query (``has_words``), there is probably
+    no answer. A row is not sure if it lacks a string of the query, such as a date, or if there are
+    few other documents to compare it with, as after a filter, and its score is not high by itself.
     """
     if options.is_calibrated and max(scores.values(), default=0.0) < FAR:
         return dict.fromkeys(shown, 0.0)
@@ -219,9 +226,10 @@ def _confidences(
     for row, score in shown.items():
         other = second if score > second else greatest
         value = 0.0 if score <= 0 else confidence.of(score, other)
-        if value and required and not required <= {*store.terms(passages[row][1])}:
+        is_missing = required and not required <= {*store.terms(passages[row][1])}
+        if is_missing or (len(first) < COPIES and score < confidence.cut):
             value = min(value, SURE)
-        found[row] = value
+        found[row] = value if has_words else min(value, PERHAPS)
     return found
 
 

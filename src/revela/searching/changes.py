@@ -219,7 +219,7 @@ class Changes:
         info = self.info
         if info.settings.language != "auto" or not info.calibration.passages:
             return
-        language = detect(self.table.sample("passage")["passage"].to_pylist())
+        language = detect(self.table.beginnings())
         if {*language.split("+")} == {*info.language.split("+")}:
             return
         log.info(f"{self.folder}: the language is {language} now, not {info.language}")

@@ -27,7 +27,7 @@ MEMBERSHIP = {"in": "in", "not_in": "not in"}
 PARTS = {"prefix": "starts_with({}, {})", "contains": "contains(lower({}), lower({}))"}
 EXAMPLE = '{"year": {"gt": 2020}, "lang": "en"}'
 
-NO_PHRASE = "No passage contains the phrase in quotes: these results ignore the quotes."
+NO_PHRASE = "No result contains the phrase in quotes: these ignore the quotes."
 _PHRASE = re.compile(r"""(?<!\w)["“„«»]([^"“”„«»]*)["“”«»](?!\w)""")
 _SPACED = regex.compile(LETTER, regex.V1)
 _UNSPACED = regex.compile(rf"[{PAIRED}{TRIPLED}]{{2}}", regex.V1)
@@ -193,7 +193,9 @@ def _condition(name: str, operator: object, value: object, kind: str) -> str:
 def _date_test(column: str, sign: str, value: object) -> str:
     """A comparison with all days of a date."""
     if not isinstance(value, str) or iso_date(value) != value:
-        raise _error("a date is a year, a month or a day such as 2024-05-31", value)
+        got = reprlib.repr(value)[:60]
+        message = f"a date must be a year, a month or a day such as 2024-05-31 (got {got})"
+        raise QueryError(message, "where")
     if sign in ("=", "!="):
         return f"{'not ' * (sign == '!=')}starts_with({column}, {_quoted(value)})"
     end = "~" * (sign in (">", "<="))  # after - and digits

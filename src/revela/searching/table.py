@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ EXACT_BELOW = 20_000  # chunks; vectors of a larger table are searched by an app
 CELLS = 20  # cells of the approximate index that a query reads
 CANDIDATES = 200  # minimum number of candidates that are scored again by their stored vectors
 FILTER_IDS = 1000  # ids in one filter
+BEGINNING = 4  # passages of a document that its language is detected in
 READ_ROWS = 2**14  # rows per batch when all passages are read
 # A large table is packed after at most ``UNPACKED`` changed chunks, because each chunk whose words
 # are not indexed adds 3 us to a search; below 100,000 chunks after one in ``PACKED_SHARE``, because
@@ -242,6 +244,20 @@ class Table:
         """At most a thousand rows, evenly spaced, in Arrow."""
         offsets = evenly_spaced(len(self)).tolist() if len(self) else []
         return self._read(self.lance.take_offsets(offsets), columns)
+
+    def beginnings(self) -> list[str]:
+        """The first passages of at most a thousand documents, evenly spaced, each joined: a long
+        document counts as much as a short one.
+        """
+        first = self.lance.search().where(f"chunk < {BEGINNING}").with_row_id(True)
+        found = self._read(first, ["id", "chunk"]).sort_by("chunk")
+        numbers = defaultdict[str, list[int]](list)
+        for name, number in zip(found["id"].to_pylist(), found["_rowid"].to_pylist(), strict=True):
+            numbers[name].append(number)
+        documents = [*numbers.values()]
+        some = [documents[i] for i in evenly_spaced(len(documents))]
+        rows = self.rows([number for of in some for number in of], ["passage"])
+        return ["\n".join(rows[number]["passage"] for number in of) for of in some]
 
     def vectors_in(self, rows: Any) -> Vectors:
         """The vectors (N, W) of rows in Arrow."""

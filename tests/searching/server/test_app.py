@@ -126,7 +126,7 @@ def test_search_is_an_address_too(server):
         ({"k": "many"}, "k: input should be a valid integer"),
         ({"where": "year > 1"}, "where is a JSON object, not SQL"),
         ({"year": 1}, "year: extra inputs are not permitted"),
-        ({"since": "May"}, "a date is a year, a month or a day"),
+        ({"since": "May"}, "a date must be a year, a month or a day"),
     ):
         answer = httpx.get(server.url + SEARCH, params=asked | wrong)
         assert answer.status_code == 400 and said in answer.json()["error"]["message"]
