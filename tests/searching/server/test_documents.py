@@ -101,11 +101,13 @@ def test_a_pdf_is_shown_and_an_archive_is_saved(service, docs, monkeypatch):
         "a.docx": ("application/octet-stream", "attachment"),
         "a.py": ("text/plain; charset=utf-8", "inline"),
         "a.svg": ("text/plain; charset=utf-8", "inline"),
+        "a.txt": ("text/plain; charset=windows-1252", "inline"),
         "a.txt.gz": ("application/octet-stream", "attachment"),
     }
     with running(service) as server:
         for name, (kind, how) in kinds.items():
-            (docs / name).write_bytes(b"x")
+            text = "Die Größe der Häuser ist für alle gleich." if name == "a.txt" else "x"
+            (docs / name).write_text(text, "cp1252")
             answer = httpx.get(f"{server.url}/v1/files/{name}")
             assert answer.headers["content-type"] == kind, name
             assert answer.headers["content-disposition"].startswith(how), name

@@ -15,9 +15,11 @@ from revela.searching.word_search import Words
 from revela.text.endings import suffix
 from revela.text.readers import READERS
 from revela.text.readers.common import size_and_time
+from revela.text.readers.encodings import decode
 
 NOT_FOUND = "the index has no such document or passage: search again"
 AROUND = 12  # passages before and after the one that is wanted
+DECODED = 2**24  # bytes; the encoding of a larger file is not detected, and sent as UTF-8
 # Of formats that people read as text, or that a reader of text takes; no file is ever sent as HTML,
 # which would run in this origin.
 _AS_TEXT = {".html", ".htm", ".xhtml", ".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".srt"}
@@ -85,7 +87,9 @@ def file_response(index: Words | Index, name: str) -> FileResponse:
     if file.suffix.lower() == ".pdf":
         kind, how = "application/pdf", "inline"
     elif file.suffix.lower() == ending and (ending in _AS_TEXT or ending not in READERS):
-        kind, how = "text/plain", "inline"
+        small = file.stat().st_size <= DECODED
+        encoding = (decode(file.read_bytes())[1] if small else "") or "utf-8"
+        kind, how = f"text/plain; charset={encoding.lower()}", "inline"
     else:
         kind, how = "application/octet-stream", "attachment"
     return FileResponse(
