@@ -52,7 +52,7 @@ def test_as_a_retriever(kind, tmp_path, monkeypatch):
     changes = TINY | limits | dict(crop_window=40, lower_case="yes")
     recipe = Recipe.of("contrastive-crop", model=str(folder), **changes)
     if kind in families.NO_LORA:
-        with pytest.raises(RevelaError, match="LoRA can change: train all weights by --lora-rank"):
+        with pytest.raises(RevelaError, match="no linear layers for LoRA: give --lora-rank 0"):
             check_recipe(recipe, tmp_path / "out", resume=False)
         recipe = recipe.replace(lora_rank=0)
     save = training.save_outcome

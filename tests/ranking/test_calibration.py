@@ -10,10 +10,11 @@ import pytest
 
 from revela.errors import RevelaError
 from revela.ranking.bm25 import BM25
-from revela.ranking.calibration import OTHER, PRIOR, Calibration, Confidence
+from revela.ranking.calibration import PRIOR, Calibration
 from revela.ranking.fusion import FusionRule, chance_of, fuse_scores
 from revela.ranking.queries import sentence_queries
 from revela.ranking.sentence_test import FEW, QUERIES, SentenceTest
+from revela.ranking.steps import OTHER, Confidence
 from revela.searching.index import Index
 from revela.text.words import count_words
 from revela.types import PERHAPS, SURE, Document, Hit, Hits

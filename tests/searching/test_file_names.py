@@ -8,7 +8,7 @@ import random
 import pytest
 from letters import Letters, begun, build
 
-from revela.ranking.calibration import Confidence
+from revela.ranking.steps import Confidence
 from revela.searching.index_search import IndexStore
 from revela.searching.word_search import Words
 from revela.text.analyzer import file_name_words, searched

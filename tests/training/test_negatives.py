@@ -485,7 +485,7 @@ def test_judged_pairs_on_the_command_line(refused, corpus_file, tmp_path):
 NOT_MINED = [
     (dict(pairs="judged", group_size=20), "17 pairs are fewer than a group of 20: lower --gro"),
     (dict(pairs="judged", join_titles=True), "as they are judged: leave out --join-titles"),
-    (dict(negatives=99), "--negatives 99: there are .* passages to mine them"),
+    (dict(negatives=99), "--negatives 99 from .* passages: give fewer"),
     (dict(negatives_from="x"), r"needs --negatives, .* \(got 1 run for 0 folders\)"),
     (dict(negatives_from="x", pairs="judged"), "--negatives-from x does not exist: give a"),
 ]

@@ -4,64 +4,15 @@ how certain its hits are.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from revela.ranking.fusion import FusionRule
+from revela.ranking.steps import Confidence
 
 MEASURED = 5  # version of this measurement: an index of an earlier one is measured again
 PRIOR = 5  # added to the counts of both sides, so that a few queries change little
-WRONG_QUANTILE = 0.97  # of hits for queries without an answer
-OTHER = 0.5  # how much of the best other document's score counts against a hit
-
-
-class Confidence(NamedTuple):
-    """The probability that a first hit is right, if the text answers half of all questions.
-
-    The margin of a hit for a question without an answer is rarely above ``half``, that of a hit for
-    a question with one mostly is (docs/results.md).
-
-    Attributes:
-        half: quantile of the margins of hits for queries without an answer.
-        slope: 1 / standard deviation of these margins.
-        cut: quantile of the scores of these hits.
-    """
-
-    half: float
-    slope: float
-    cut: float
-
-    @classmethod
-    def from_wrong_hits(cls, wrong_Q2: NDArray[np.float64]) -> Confidence:
-        """Measure it on queries without an answer: for each the score of the first hit, and of the
-        best other document.
-        """
-        margins_Q = np.array([margin(*pair) for pair in wrong_Q2])
-        half, cut = (float(np.quantile(of, WRONG_QUANTILE)) for of in (margins_Q, wrong_Q2[:, 0]))
-        return cls(half, float(1 / max(margins_Q.std(), 1e-3)), cut)
-
-    def reranked(self, before: Confidence, after: Confidence) -> Confidence:
-        """This confidence for re-ranked hits, by measurements of some queries before and after."""
-        triples = zip(self, before, after, strict=True)
-        return Confidence(*(own * new / old if old else new for own, old, new in triples))
-
-    def of(self, score: float, other: float) -> float:
-        """The probability for a hit's score and the best score of another document."""
-        distance = self.slope * (margin(score, other) - self.half)
-        return 1 / (1 + math.exp(-max(-700.0, distance)))
-
-
-def margin(score: float, other: float) -> float:
-    """How far a hit stands out from the best other document: for a question without an answer many
-    passages score alike.
-    """
-    return score - OTHER * other
 
 
 @dataclass(frozen=True)

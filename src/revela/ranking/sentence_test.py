@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from revela.encoders.base import TextEncoder
 from revela.ranking.bm25 import BM25, term_weights
-from revela.ranking.calibration import Calibration, Confidence
+from revela.ranking.calibration import Calibration
 from revela.ranking.exact import rankings_of, top_k
 from revela.ranking.fusion import DEPTH, Owner, Scores, as_chance, best_chunks, by_length, chance_of
 from revela.ranking.late_interaction import encode_packed, match_by_tokens
 from revela.ranking.queries import part_queries, sentence_queries
-from revela.ranking.steps import ALIKE, MemoryStore, SearchOptions, runner_up
+from revela.ranking.steps import ALIKE, Confidence, MemoryStore, SearchOptions, runner_up
 from revela.text.analyzer import Analyzer, detect
 from revela.types import QueryTokens, Vectors, evenly_spaced, shortened
 
@@ -73,7 +73,7 @@ class SentenceTest:
         if not drawn:
             return
         asked, rests = zip(*drawn.values(), strict=True)
-        self._texts = list(passages)
+        self._passages, self._texts = passages, list(passages)
         for place, rest in zip(drawn, rests, strict=True):
             self._texts[place] = rest
         analyze = Analyzer(detect(self._texts) if language == "auto" else language)
@@ -189,7 +189,7 @@ class SentenceTest:
         if signs:
             some = [signs[row] for row in rows]
         else:
-            _, some = encode_packed(encoder, [self._texts[row] for row in rows])
+            _, some = encode_packed(encoder, [self._passages[row] for row in rows])
         read = tokens[:FEW_TOKENS] or encoder.query_tokens(queries)
         terms, idf = self._bm25.terms, self._bm25.idf
         weights = [term_weights(query, terms, idf) for query in queries]

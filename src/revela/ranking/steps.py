@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from revela.errors import QueryError
 from revela.ranking.bm25 import BM25, max_score, term_weights
-from revela.ranking.calibration import Confidence
 from revela.ranking.fusion import (
     DEPTH,
     Fusion,
@@ -42,6 +41,51 @@ QUERY_CHARACTERS = 10_000  # maximum length of a query
 ALIKE = 0.8  # minimum Jaccard similarity of the terms of two passages that are one
 COPIES = 10  # results that may be copies of the first, including itself
 FAR = 0.15  # fused scores for questions about other subjects are lower (docs/results.md)
+WRONG_QUANTILE = 0.97  # of hits for queries without an answer
+OTHER = 0.5  # how much of the best other document's score counts against a hit
+
+
+class Confidence(NamedTuple):
+    """The probability that a first hit is right, if the text answers half of all questions.
+
+    The margin of a hit for a question without an answer is rarely above ``half``, that of a hit for
+    a question with one mostly is (docs/results.md).
+
+    Attributes:
+        half: quantile of the margins of hits for queries without an answer.
+        slope: 1 / standard deviation of these margins.
+        cut: quantile of the scores of these hits.
+    """
+
+    half: float
+    slope: float
+    cut: float
+
+    @classmethod
+    def from_wrong_hits(cls, wrong_Q2: NDArray[np.float64]) -> Confidence:
+        """Measure it on queries without an answer: for each the score of the first hit, and of the
+        best other document.
+        """
+        margins_Q = np.array([margin(*pair) for pair in wrong_Q2])
+        half, cut = (float(np.quantile(of, WRONG_QUANTILE)) for of in (margins_Q, wrong_Q2[:, 0]))
+        return cls(half, float(1 / max(margins_Q.std(), 1e-3)), cut)
+
+    def reranked(self, before: Confidence, after: Confidence) -> Confidence:
+        """This confidence for re-ranked hits, by measurements of some queries before and after."""
+        triples = zip(self, before, after, strict=True)
+        return Confidence(*(own * new / old if old else new for own, old, new in triples))
+
+    def of(self, score: float, other: float) -> float:
+        """The probability for a hit's score and the best score of another document."""
+        distance = self.slope * (margin(score, other) - self.half)
+        return 1 / (1 + math.exp(-max(-700.0, distance)))
+
+
+def margin(score: float, other: float) -> float:
+    """How far a hit stands out from the best other document: for a question without an answer many
+    passages score alike.
+    """
+    return score - OTHER * other
 
 
 @dataclass(frozen=True)

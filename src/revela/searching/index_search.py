@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela.encoders.base import TextEncoder
-from revela.ranking.calibration import Confidence
 from revela.ranking.fusion import FusionRule, Owner, Scores, best_first
 from revela.ranking.late_interaction import encode_packed
-from revela.ranking.steps import SearchOptions, search
+from revela.ranking.steps import Confidence, SearchOptions, search
 from revela.searching.filters import both, id_filter
 from revela.searching.rows import HIT_COLUMNS
 from revela.searching.state import State

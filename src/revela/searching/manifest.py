@@ -14,7 +14,8 @@ from revela.encoders.base import TextEncoder
 from revela.encoders.cpu import has_bf16, has_gpu
 from revela.encoders.model_files import fingerprint
 from revela.encoders.prompts import OWN, Given, Prompts, prompts_of
-from revela.ranking.calibration import Calibration, Confidence
+from revela.ranking.calibration import Calibration
+from revela.ranking.steps import Confidence
 from revela.text.analyzer import CORPUS_WORDS, Analyzer
 from revela.text.chunk import PASSAGE_WORDS
 from revela.types import Precision

@@ -88,5 +88,5 @@ def test_stored_groups_serve_a_recipe_of_their_own_kind_alone(tmp_path, preset, 
         if stored_as == kind:
             assert TrainingSet(recipe, folder).groups(None, tmp_path)[1] == 10
         else:
-            with pytest.raises(RevelaError, match=f"another kind: give --groups {kind} to revela"):
+            with pytest.raises(RevelaError, match=f"make others by revela groups --groups {kind}"):
                 TrainingSet(recipe, folder)

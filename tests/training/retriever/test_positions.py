@@ -36,7 +36,7 @@ def test_a_tokenizer_without_eos(pooling, tmp_path):
         t.GPT2Model(t.GPT2Config(**GPT)), tmp_path, unk_token=None, bos_token=None, eos_token=None
     )
     if pooling == "eos":
-        with pytest.raises(RevelaError, match=r"no EOS token, .* --pooling mean"):
+        with pytest.raises(RevelaError, match=r"no EOS token .*: give --pooling mean"):
             build(folder, pooling)
         return
     model = build(folder)
