@@ -180,7 +180,7 @@ def test_confidence_is_half_where_97_of_100_hits_score_less_if_nothing_answers()
     assert sure.of(half + 0.1, 0) == pytest.approx(1 / (1 + np.exp(-1)), abs=0.01)
     assert sure.of(-1e9, 0) == pytest.approx(0)
     before, after = Confidence(0.2, 10, 0.4), Confidence(0.1, 20, 0.3)
-    assert sure.reranked(before, after) == pytest.approx((half / 2, 2 * slope, 0.75 * cut))
+    assert sure.scaled(before, after) == pytest.approx((half / 2, 2 * slope, 0.75 * cut))
 
 
 def test_what_has_nothing_of_a_question_does_not_answer_it_though_nothing_was_measured(tmp_path):

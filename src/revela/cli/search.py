@@ -94,7 +94,7 @@ def search(
 
     asked = read_queries(queries) if queries else {"": query}
     is_json = as_json or queries is not None
-    narrow = replace(narrow, folder=_inside(folders, narrow.folder))
+    narrow = replace(narrow, folder=_path_in_index(folders, narrow.folder))
     where = both(where_sql(narrow.and_also(), {}), where or "")
     needs_index = is_json or where or mode == "dense" or min_score is not None
     can_answer_early = len(folders) == 1 and not needs_index
@@ -141,14 +141,16 @@ def search(
         raise SystemExit(1)
 
 
-def _inside(folders: Sequence[str], folder: str) -> str:
-    """The path of a folder inside of the one that is searched, as ids have it, if it is given by
-    the path from here.
+def _path_in_index(folders: Sequence[str], folder: str) -> str:
+    """A folder to filter by, as ids begin with it: relative to the searched folder that contains
+    it. A path that does not exist from here is one already.
     """
     path = Path(folder).resolve()
-    roots = (Path(searched).resolve() for searched in folders if folder and path.exists())
-    inside = (path.relative_to(root).as_posix() for root in roots if path.is_relative_to(root))
-    return next(inside, folder).removeprefix(".")
+    roots = [Path(searched).resolve() for searched in folders]
+    root = next((root for root in roots if path.is_relative_to(root)), None)
+    if not folder or not path.exists() or root is None:
+        return folder
+    return "" if path == root else path.relative_to(root).as_posix()
 
 
 def _split(

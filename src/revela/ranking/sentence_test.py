@@ -34,7 +34,7 @@ QUERIES, FEW = 400, 100
 FEW_TOKENS = 50  # queries and passages that measure ``chance`` of token vectors
 HELD = 0.7  # share of a query's terms above which a passage may contain its sentence
 MIN_WRONG = 20  # minimum number of queries without an answer to measure a confidence
-RERANKED = 100  # of these are also re-ranked
+RERANKED = 100  # queries that also measure the confidence after re-ranking
 
 
 class SentenceTest:
@@ -125,26 +125,23 @@ class SentenceTest:
             return replace(measured, chance=chance_of(vectors_ND))
         vectors_ND, width = vectors_ND.copy(), vectors_ND.shape[1]
         tokens = encoder.query_tokens(self._queries) if packed else []
-        queries_QD = (
-            np.array([query.vector for query in tokens])
-            if packed
-            else encoder.encode_queries(self._queries, progress)
-        )
-        queries_QD = shortened(queries_QD, width)
-        # What does not find its passage as it is will not find it without the sentence.
-        found_Q = self._are_found(top_k(queries_QD, vectors_ND, 1)[0])
-        removed = np.flatnonzero(found_Q[: len(self._rests)])
-        if len(removed):
-            rests_RD = encoder.encode_passages([self._rests[i] for i in removed], progress)
-            vectors_ND[self._places[removed]] = shortened(rests_RD, width)
+        queries = [query.vector for query in tokens]
+        encoded_QD = np.array(queries or encoder.encode_queries(self._queries, progress))
+        queries_QD = shortened(encoded_QD, width)
+        # A query that does not find its passage with the sentence does not find it without.
+        is_found_Q = self._is_first_right(top_k(queries_QD, vectors_ND, 1)[0])
+        cut = np.flatnonzero(is_found_Q[: len(self._rests)])
+        if len(cut):
+            rests_RD = encoder.encode_passages([self._rests[i] for i in cut], progress)
+            vectors_ND[self._places[cut]] = shortened(rests_RD, width)
         nearest = top_k(queries_QD, vectors_ND, DEPTH)
-        found_Q &= self._are_found(nearest[0])
+        is_found_Q &= self._is_first_right(nearest[0])
         wrong_cosines = (queries_QD @ vectors_ND.T)[~self._right_QN]
         measured = replace(
             measured,
             queries=len(self._queries),
             words=self._words,
-            vectors=int(found_Q.sum()),
+            vectors=int(is_found_Q.sum()),
             chance=as_chance(float(wrong_cosines.mean(dtype=np.float64))),
         )
         if by_tokens and not encoder.lacks_tokens:
@@ -154,19 +151,18 @@ class SentenceTest:
         store = MemoryStore(self._bm25, vectors_ND, measured.rule, packed)
         asked = self._queries, queries_QD, *self._unanswered(nearest)
         wrong = self._first_two(store.rankings(*asked))
-        if len(wrong) < MIN_WRONG:
-            return measured
-        confidence = Confidence.from_wrong_hits(wrong)
-        confidences = {"none": confidence}
-        if tokens:
-            rerank = SearchOptions(rerank="late-interaction")
-            after = self._first_two(store.rankings(*asked, rerank, tokens[:RERANKED]))
+        confidences = dict[str, Confidence]()
+        if len(wrong) >= MIN_WRONG:
+            confidences["none"] = Confidence.from_wrong_hits(wrong)
+        rerank = SearchOptions(rerank="late-interaction")
+        some = store.rankings(*asked, rerank, tokens[:RERANKED]) if confidences else []
+        if len(after := self._first_two(some)) >= MIN_WRONG:
             before = Confidence.from_wrong_hits(wrong[: len(after)])
-            again = confidence.reranked(before, Confidence.from_wrong_hits(after))
-            confidences["late-interaction"] = again
+            scaled = confidences["none"].scaled(before, Confidence.from_wrong_hits(after))
+            confidences["late-interaction"] = scaled
         return replace(measured, confidences=confidences)
 
-    def _are_found(self, rows_QK: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _is_first_right(self, rows_QK: NDArray[np.int64]) -> NDArray[np.bool_]:
         """(Q,): whether the first row of each query is right."""
         return np.take_along_axis(self._right_QN, rows_QK[:, :1], axis=1)[:, 0]
 

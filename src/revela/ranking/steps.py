@@ -70,8 +70,8 @@ class Confidence(NamedTuple):
         half, cut = (float(np.quantile(of, WRONG_QUANTILE)) for of in (margins_Q, wrong_Q2[:, 0]))
         return cls(half, float(1 / max(margins_Q.std(), 1e-3)), cut)
 
-    def reranked(self, before: Confidence, after: Confidence) -> Confidence:
-        """This confidence for re-ranked hits, by measurements of some queries before and after."""
+    def scaled(self, before: Confidence, after: Confidence) -> Confidence:
+        """This confidence after re-ranking, from those of some queries before and after it."""
         triples = zip(self, before, after, strict=True)
         return Confidence(*(own * new / old if old else new for own, old, new in triples))
 
@@ -106,6 +106,7 @@ class SearchOptions:
     min_score: float | None = None
     explain: bool = False
     tokens: QueryTokens | None = None
+    ignores_phrases: bool = False  # no passage contains those of the query
 
     def __post_init__(self) -> None:
         if not isinstance(self.k, int) or self.k < 1:
@@ -255,8 +256,8 @@ def _confidences(
 ) -> dict[int, float | None]:
     """The confidence in each row that is returned: 0 if the text is about other subjects, because
     nothing scores ``FAR``. If no passage has a word of the query (``has_words``), there is probably
-    no answer. A row is not sure if it lacks a string of the query, such as a date, or if there are
-    few other documents to compare it with, as after a filter, and its score is not high by itself.
+    no answer. A row is not sure if it lacks a string of the query, such as a date, or its phrases;
+    or if there are few other documents to compare it with, as after a filter, and its score is low.
     """
     if options.is_calibrated and max(scores.values(), default=0.0) < FAR:
         return dict.fromkeys(shown, 0.0)
@@ -270,10 +271,10 @@ def _confidences(
     for row, score in shown.items():
         other = second if score > second else greatest
         value = 0.0 if score <= 0 else confidence.of(score, other)
-        is_missing = required and not required <= {*store.terms(passages[row][1])}
-        if is_missing or (len(first) < COPIES and score < confidence.cut):
-            value = min(value, SURE)
-        found[row] = value if has_words else min(value, PERHAPS)
+        lacks_string = bool(required) and not required <= {*store.terms(passages[row][1])}
+        has_few_others = len(first) < COPIES and score < confidence.cut
+        is_unsure = lacks_string or has_few_others or options.ignores_phrases
+        found[row] = min(value, PERHAPS if not has_words else SURE if is_unsure else 1.0)
     return found
 
 

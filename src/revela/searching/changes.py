@@ -219,7 +219,7 @@ class Changes:
         info = self.info
         if info.settings.language != "auto" or not info.calibration.passages:
             return
-        language = detect(self.table.beginnings())
+        language = detect(self.table.first_passages())
         if {*language.split("+")} == {*info.language.split("+")}:
             return
         log.info(f"{self.folder}: the language is {language} now, not {info.language}")
@@ -252,5 +252,5 @@ def calibrate(table: Table, encoder: TextEncoder) -> Calibration:
     test = SentenceTest(
         passages, table.info.language or "en", titles=titles, documents=documents, lengths=lengths
     )
-    packed, vectors = rows["tokens"].to_pylist() if tokens else [], table.vectors_in(rows)
-    return test(encoder, vectors, by_tokens=True, scored=True, packed=packed, progress=True)
+    vectors_ND, packed = table.vectors_in(rows), rows["tokens"].to_pylist() if tokens else []
+    return test(encoder, vectors_ND, by_tokens=True, scored=True, packed=packed, progress=True)

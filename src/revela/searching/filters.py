@@ -27,7 +27,9 @@ MEMBERSHIP = {"in": "in", "not_in": "not in"}
 PARTS = {"prefix": "starts_with({}, {})", "contains": "contains(lower({}), lower({}))"}
 EXAMPLE = '{"year": {"gt": 2020}, "lang": "en"}'
 
-NO_PHRASE = "No result contains the phrase in quotes: these ignore the quotes."
+NO_PHRASE = (
+    "No passage that was searched contains the phrase in quotes: these results ignore the quotes."
+)
 _PHRASE = re.compile(r"""(?<!\w)["“„«»]([^"“”„«»]*)["“”«»](?!\w)""")
 _SPACED = regex.compile(LETTER, regex.V1)
 _UNSPACED = regex.compile(rf"[{PAIRED}{TRIPLED}]{{2}}", regex.V1)

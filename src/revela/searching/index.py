@@ -34,7 +34,6 @@ from revela.searching.state import STATE, FileState, Snapshot, StaleSnapshot, St
 from revela.searching.table import Table, as_stored
 from revela.text.analyzer import check_language
 from revela.types import (
-    SURE,
     Document,
     Hit,
     Hits,
@@ -339,11 +338,8 @@ class Index:
 
         phrased = replace(options, where=with_phrases(options.where, query))
         hits = self._retried(lambda: read(phrased))
-        if not hits and phrased != options and (hits := self._retried(lambda: read(options))):
-            unsure = (
-                h.confidence if h.confidence is None else min(h.confidence, SURE) for h in hits
-            )
-            hits = Hits(replace(h, confidence=c) for h, c in zip(hits, unsure, strict=True))
+        without = replace(options, ignores_phrases=True)
+        if not hits and phrased != options and (hits := self._retried(lambda: read(without))):
             hits.notice = NO_PHRASE
         return hits
 

@@ -37,7 +37,7 @@ EXACT_BELOW = 20_000  # chunks; vectors of a larger table are searched by an app
 CELLS = 20  # cells of the approximate index that a query reads
 CANDIDATES = 200  # minimum number of candidates that are scored again by their stored vectors
 FILTER_IDS = 1000  # ids in one filter
-BEGINNING = 4  # passages of a document that its language is detected in
+FIRST = 4  # passages per document in which its language is detected
 READ_ROWS = 2**14  # rows per batch when all passages are read
 # A large table is packed after at most ``UNPACKED`` changed chunks, because each chunk whose words
 # are not indexed adds 3 us to a search; below 100,000 chunks after one in ``PACKED_SHARE``, because
@@ -245,11 +245,11 @@ class Table:
         offsets = evenly_spaced(len(self)).tolist() if len(self) else []
         return self._read(self.lance.take_offsets(offsets), columns)
 
-    def beginnings(self) -> list[str]:
+    def first_passages(self) -> list[str]:
         """The first passages of at most a thousand documents, evenly spaced, each joined: a long
         document counts as much as a short one.
         """
-        first = self.lance.search().where(f"chunk < {BEGINNING}").with_row_id(True)
+        first = self.lance.search().where(f"chunk < {FIRST}").with_row_id(True)
         found = self._read(first, ["id", "chunk"]).sort_by("chunk")
         numbers = defaultdict[str, list[int]](list)
         for name, number in zip(found["id"].to_pylist(), found["_rowid"].to_pylist(), strict=True):

@@ -19,7 +19,7 @@ from revela.text.readers.encodings import decode
 
 NOT_FOUND = "the index has no such document or passage: search again"
 AROUND = 12  # passages before and after the one that is wanted
-DECODED = 2**24  # bytes; the encoding of a larger file is not detected, and sent as UTF-8
+MAX_DETECTED = 2**24  # bytes; a larger file is sent as UTF-8, without detecting its encoding
 # Of formats that people read as text, or that a reader of text takes; no file is ever sent as HTML,
 # which would run in this origin.
 _AS_TEXT = {".html", ".htm", ".xhtml", ".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".srt"}
@@ -87,9 +87,9 @@ def file_response(index: Words | Index, name: str) -> FileResponse:
     if file.suffix.lower() == ".pdf":
         kind, how = "application/pdf", "inline"
     elif file.suffix.lower() == ending and (ending in _AS_TEXT or ending not in READERS):
-        small = file.stat().st_size <= DECODED
-        encoding = (decode(file.read_bytes())[1] if small else "") or "utf-8"
-        kind, how = f"text/plain; charset={encoding.lower()}", "inline"
+        is_small = file.stat().st_size <= MAX_DETECTED
+        _, encoding = decode(file.read_bytes()) if is_small else ("", "")
+        kind, how = f"text/plain; charset={encoding.lower() or 'utf-8'}", "inline"
     else:
         kind, how = "application/octet-stream", "attachment"
     return FileResponse(
