@@ -243,7 +243,8 @@ def test_an_index_is_cut_at_a_score_and_says_what_gave_it(tmp_path):
     index = build(tmp_path / "index", texts, keep_tokens=True)
     known = index.calibration.confidences
     assert set(known) == {"none", "late-interaction"}
-    assert f"score below {known['none'].cut:.2f} (re-ranking: none)" in index.calibration.describe()
+    cuts = [f"{known[how].cut:.2f}" for how in ("none", "late-interaction")]
+    assert "score below {} and, re-ranked, below {}".format(*cuts) in index.calibration.describe()
     query = " ".join(texts[7].split()[:6])
     for rerank in (None, "late-interaction"):
         hits = index.search(query, rerank=rerank, explain=True)

@@ -69,9 +69,9 @@ class Calibration:
         if self.ratio <= 4:
             if not self.confidences:
                 return f"{text}; the text has too few sentences to say how sure a hit is"
-            cuts = (f"{sure.cut:.2f} (re-ranking: {how})" for how, sure in self.confidences.items())
-            said = "where nothing answers, 97 of 100 first hits score below"
-            return f"{text}; {said} {', '.join(cuts)}"
+            cuts = [f"{sure.cut:.2f}" for sure in self.confidences.values()]
+            said = "97 of 100 first hits for queries without an answer score below"
+            return f"{text}; {said} {' and, re-ranked, below '.join(cuts)}"
         return (
             f"{text}: this embedder does not know this text, and searches go by words; give "
             "another --model, or train one (docs/languages.md)"
