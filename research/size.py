@@ -42,7 +42,8 @@ def code_lines(text: str) -> int:
 # Files that all methods share, which a reader of one method need not open: the loop and the data.
 # All that is outside of training/ is the floor.
 LOOP = {"train", "step", "checkpoint", "checks", "check_settings", "record", "outcome", "evaluator"}
-LOOP |= {"distributed", "device", "models", "settings", "recipe", "methods.base"}
+LOOP |= {"distributed", "device", "groups_per_batch", "models", "settings", "recipe"}
+LOOP |= {"methods.base"}
 LOOP |= {"retriever.module", "retriever.build", "retriever.save", "retriever.fit", "retriever.card"}
 LOOP |= {"retriever.static_trainable"}
 DATA = {"training_set", "build_groups", "negatives", "generated_queries", "lm.generate"}

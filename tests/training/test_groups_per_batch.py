@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from revela.training.checkpoint import recorded
+from revela.training.groups_per_batch import greatest_that_fits
 from revela.training.methods.revela import RevelaLoss
 from revela.training.recipe import Recipe
-from revela.training.step import greatest_that_fits
 from revela.training.train import train
 from tests.test_records import DOCUMENTS, GATED, RUN
 

@@ -44,6 +44,7 @@ from revela.training.checkpoint import (
 from revela.training.checks import NO_CHECKS, BestState, CheckPlan, Checks
 from revela.training.device import compute_device
 from revela.training.groups.store import GroupFolder
+from revela.training.groups_per_batch import fitting_groups
 from revela.training.lm.encoder_decoder import new_encoder_decoder
 from revela.training.methods.base import BuildContext
 from revela.training.methods.cde import in_context
@@ -78,7 +79,6 @@ from revela.training.step import (
     Stopwatch,
     agree,
     check_finite,
-    fitting_groups,
     handled,
     make_optimizer,
     read_rows,
