@@ -45,6 +45,8 @@ def check_by(
 
 def describe_held_out(data: TrainingSet, check: HeldOutCheck) -> str:
     """How many documents are held out, and how many queries of each task they give."""
+    if not data.held_out:
+        return "no documents held out, so no label-free check"
     held_out = counted(len(data.held_out), "document")
     if tasks := check.describe():
         return f"held out {held_out} for the label-free check ({tasks})"
