@@ -533,7 +533,7 @@ def test_eval_compares_and_asks_mteb(succeeds, refused, tiny_lm_folder, tmp_path
 
 
 ODD_RECIPES = [
-    ("[variants]\na = 1", "variant 'a' is no table"),
+    ("[variants]\na = 1", "variant 'a' must be a table"),
     ("seed = 1", "seed is not a section: docs"),
     ("[method]\ntau = inf", "--tau inf: it should be a finite number"),
     ("[optimizer]\nbetas = 0.5", "--betas 0.5: it should be a valid tuple"),

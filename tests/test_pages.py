@@ -33,12 +33,14 @@ from conftest import make_rows, parsed, tiny_retriever
 from research import docs_site
 from revela.cli import app
 from revela.cli.main import prepare
+from revela.types import ANSWERS
 from tests.collection_folder import write_judged
 
 ROOT = docs_site.ROOT
 PAGES = docs_site.sources()
 del PAGES["changelog.md"]  # what was run then, with the flags of then
 PAGES |= {f"research/{path.name}": path for path in (ROOT / "research").rglob("*.md")}
+PAGES["skills/revela"] = ROOT / "skills" / "revela" / "SKILL.md"
 RUN = [
     *("index.md", "quickstart.md", "search.md", "serving.md", "measure.md", "train.md"),
     *(page for page in PAGES if page.startswith("examples/")),
@@ -434,5 +436,10 @@ def test_filters_of_the_service_are_taken():
         assert where_sql(json.loads(line), {"year": "int64", "lang": "string"})
 
 
-def test_the_readme_has_at_most_85_lines():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 85
+def test_the_skill_has_every_answer_of_a_search():
+    rows = re.findall(r"^\| `?(\w+)`? \|", PAGES["skills/revela"].read_text(), re.M)
+    assert rows[1:] == [answer or "null" for answer in ANSWERS]
+
+
+def test_the_readme_has_at_most_90_lines():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 90

@@ -400,15 +400,15 @@ def test_bad_vectors_are_one_sentence(tmp_path, saved_retriever):
 
 
 BAD_OPTIONS = [
-    ({"mode": "bm25"}, "no mode 'bm25': give one of dense, lexical, hybrid"),
-    ({"mode": None}, "no mode None"),
-    ({"fusion": "rrf"}, "no fusion 'rrf': give one of score, rank"),
-    ({"rerank": "heads"}, "no rerank 'heads': give one of late-interaction, none"),
+    ({"mode": "bm25"}, "unknown mode 'bm25': give one of dense, lexical, hybrid"),
+    ({"mode": None}, "unknown mode None"),
+    ({"fusion": "rrf"}, "unknown fusion 'rrf': give one of score, rank"),
+    ({"rerank": "heads"}, "unknown rerank 'heads': give one of late-interaction, none"),
     *(({"k": k}, f"k must be .*got {k}") for k in (-1, 0, 2.5)),
     ({"min_score": float("nan")}, "the minimum score must be a number"),
     ({"rerank": "late-interaction", "fusion": "rank"}, "and hybrid search by score"),
     ({"rerank": "late-interaction", "mode": "lexical"}, "re-ranks dense search"),
-    ({"where": {"colour": 1}}, "no column colour"),
+    ({"where": {"colour": 1}}, "unknown column colour"),
     ({"where": "year > '\ud800'"}, "the filter is not Unicode"),
     *(({"query": query}, "query is empty") for query in ("", " \n")),
 ]

@@ -114,7 +114,7 @@ class SearchOptions:
         for name, values in (("mode", Mode), ("fusion", Fusion), ("rerank", Rerank)):
             if (value := getattr(self, name)) not in get_args(values):
                 known = ", ".join(get_args(values))
-                raise QueryError(f"there is no {name} {value!r}: give one of {known}", name)
+                raise QueryError(f"unknown {name} {value!r}: give one of {known}", name)
         check_unicode(self.where, "the filter", "where")
         if self.min_score is not None and math.isnan(self.min_score):
             message = "the minimum score must be a number, such as 0.3 (got NaN)"
@@ -286,7 +286,7 @@ def are_alike(first: Collection[str], second: Collection[str]) -> bool:
 
 def runner_up(scores: Scores, terms_of: Callable[[int], Collection[str]]) -> float:
     """The score of the first document that differs from the best one, or of the last of
-    ``COPIES``; 0 if there is no other.
+    ``COPIES``; 0 if it is the only one.
 
     Args:
         scores: a row of each document, best first.

@@ -159,7 +159,7 @@ def _entry(name: object, value: object, columns: Mapping[str, str], depth: int) 
         parts = (f"({_all_of(part, columns, depth + 1) or 'true'})" for part in value)
         return f"({_join(f' {name} ', parts)})"
     if name not in columns:
-        raise _error(f"there is no column {str(name)[:40]}, only {', '.join(columns)}")
+        raise _error(f"unknown column {str(name)[:40]}: give one of {', '.join(columns)}")
     tests = value if isinstance(value, Mapping) else {"eq": value}
     if not tests:
         raise _error(f"{name} has no condition")
@@ -188,7 +188,7 @@ def _condition(name: str, operator: object, value: object, kind: str) -> str:
         test = PARTS[str(operator)].format(column, _literal(value, name, kind))
     else:
         known = ", ".join([*COMPARISONS, *MEMBERSHIP, *(PARTS if kind == "string" else ())])
-        raise _error(f"there is no operator {str(operator)[:40]}, only {known}")
+        raise _error(f"unknown operator {str(operator)[:40]}: give one of {known}")
     return f"{column} is not null and {test}"
 
 

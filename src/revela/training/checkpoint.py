@@ -229,7 +229,7 @@ def check_same_run(settings: Mapping[str, Any], out: Path, free: Collection[str]
     """Check that the run in ``out`` has these settings, except ``free`` ones.
 
     Raises:
-        RevelaError: they differ, or there is no run.
+        RevelaError: they differ, or the folder has no run.
     """
     known = read_record(out).settings
     if changed := sorted(k for k in settings if k not in free and known.get(k) != settings[k]):

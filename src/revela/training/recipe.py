@@ -76,7 +76,7 @@ class Recipe:
             settings: by name, such as ``chunk_words=30``.
 
         Raises:
-            RevelaError: there is no such method or setting, a value is out of bounds, or the method
+            RevelaError: the method or a setting is unknown, a value is out of bounds, or the method
                 does not read a setting.
         """
         return cls().replace(method=method, **settings)
@@ -184,7 +184,7 @@ def read_recipe(file: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     variants = tables.pop("variants", {})
     for name, table in variants.items():
         if not isinstance(table, dict):
-            raise RevelaError(f"{file}: variant {name!r} is no table: write [variants.{name}]")
+            raise RevelaError(f"{file}: variant {name!r} must be a table: write [variants.{name}]")
         if not name.replace("-", "").replace("_", "").isalnum():
             raise RevelaError(f"{file}: name variant {name!r} by letters, digits, - and _")
     changes = {name: _flattened(table, str(file)) for name, table in variants.items()}

@@ -162,7 +162,7 @@ BAD = {
     "long": ("search", {"query": "a" * 10_001}, "give at most 10,000"),
     "no query": ("search", {}, "query: field required"),
     "k": ("search", {"query": "a", "k": 1000}, "k: input should be less than or equal to 100"),
-    "column": ("search", {"query": "a", "filter": {"colour": 1}}, "there is no column colour"),
+    "column": ("search", {"query": "a", "filter": {"colour": 1}}, "unknown column colour"),
     "SQL": ("search", {"query": "a", "filter": "year > 1"}, "filter: input should be"),
     "id": ("fetch", {"id": "none'); --"}, "is not in the index"),
     "chunk": ("fetch", {"id": "guide.md", "chunk": 99}, "has 1 passage, from 0"),

@@ -38,7 +38,7 @@ def read_document(
     """A document around one of its passages, with the words of a query marked.
 
     Raises:
-        APIError: there is no such document or passage.
+        APIError: the document or the passage is unknown.
     """
     chunks = index.chunks(name)
     if not chunks[chunk:]:
@@ -79,7 +79,7 @@ def file_response(index: Words | Index, name: str) -> FileResponse:
     to be saved.
 
     Raises:
-        APIError: there is no such document, or it has no file below the indexed folder any more.
+        APIError: the document is unknown, or its file has left the indexed folder.
     """
     if not index.chunks(name) or (file := index.file(name)) is None:
         raise APIError(404, NOT_FOUND)

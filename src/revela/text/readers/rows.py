@@ -75,7 +75,7 @@ def document_of(
 
 
 def columns_of(names: Collection[str], fields: Fields) -> list[str]:
-    """The columns of a table to read; UnsupportedFile if there is no text column."""
+    """The columns of a table to read; UnsupportedFile without a text column."""
     if fields.text not in names:
         message = f'no column "{fields.text}"; name one with --text-field'
         raise UnsupportedFile(message, f"has {_list_names(names)}")

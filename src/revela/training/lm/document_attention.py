@@ -3,7 +3,7 @@
     b = sum_j w_j * softmax(Q K_j^T * scale) V_j                             (Revela, eqs. 5-7)
 
 Q are the query rows, K_j and V_j the keys and values of document j, and w_j is a row's weight of
-document j. There is no causal mask: a row attends to all tokens of a document. V-norm divides each
+document j. Without a causal mask, a row attends to all tokens of a document. V-norm divides each
 document's output by the attention-weighted mean norm of its values (Revela, eq. 6, as in the
 authors' code):
 

@@ -270,7 +270,7 @@ class CropBatches:
         rng, s = row_random(row, self.parts.training.seed), self.settings
         if s.inverse_cloze and rng.random() < s.inverse_cloze:
             parts = sentences(row["text"])
-            if len(parts) > 1:  # else there is no rest
+            if len(parts) > 1:  # a single part has no rest
                 query = parts.pop(rng.randrange(len(parts)))
                 return joined([query]), joined(parts)
         first, second = (crop(row["text"], *s.crop_shares, s.crop_deletion, rng) for _ in range(2))

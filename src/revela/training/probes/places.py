@@ -138,7 +138,7 @@ def long_texts(
 
 
 def between_words(text: str, end: int) -> str:
-    """The text up to ``end``, without a word that ``end`` would cut, unless there is no other."""
+    """The text up to ``end``, without a word that ``end`` would cut, unless it is the only one."""
     if end < len(text) and not text[end].isspace():
         last = words(text[: end + 1])[-1]
         return text[: end + 1 - len(last)] or text[:end]

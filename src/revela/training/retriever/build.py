@@ -83,7 +83,7 @@ def check_model(folder: Path, layers: int, lora_rank: int) -> None:
             transformer = AutoModel.from_config(config)
     except Exception as error:  # of a family's own code
         raise RevelaError(f"{folder} cannot be opened as a model: {first_line(error)}") from error
-    encoders = [kind for kind, *_ in stock._ENCODER_ONLY_MODELS]  # there is no public list
+    encoders = [kind for kind, *_ in stock._ENCODER_ONLY_MODELS]  # the library has no public list
     reasons = {
         "reads images too, and a retriever is made of text alone": hasattr(config, "vision_config"),
         "has a decoder that cannot be left out": config.is_encoder_decoder
