@@ -42,11 +42,11 @@ docs: $(VENV)/ready
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
 	! grep -rnoE '(<(script|img|iframe|link)[^>]+(src|href)=|url\(|@import )["'"'"']?(https?:)?//.{0,60}' build/site --include='*.html' --include='*.css'
 
-# docs/command-line.md and docs/methods.md, from the settings themselves.
+# docs/command-line.md and docs/methods.md from the settings themselves, llms.txt from the docs.
 reference: $(VENV)/ready
 	$(VENV)/bin/python -m research.reference_pages
 
-# docs/page.png, by chromium.
+# docs/page.png, by chromium; the curves of research/results.
 pictures: $(VENV)/ready
 	$(VENV)/bin/python -m research.pictures
 
@@ -81,7 +81,7 @@ lowest: $(VENV)/ready
 
 # Known vulnerabilities of what is installed.
 audit: $(VENV)/ready
-	$(VENV)/bin/uv tool run pip-audit -s osv --skip-editable --path $$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+	$(VENV)/bin/uv tool run pip-audit -s pypi --skip-editable --path $$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
 clean:
 	rm -rf $(VENV) build dist
