@@ -2,7 +2,7 @@
 # # Write a method, and compare it
 #
 # A method has settings (a frozen dataclass), a function that makes batches, and a loss. This one
-# brings the chunks of a document close together. [Make a model](../docs/train.md#write-a-method)
+# brings the chunks of a document close together. [Write a method](../docs/write-a-method.md)
 # explains the parts. To use it on the command line:
 # `revela train TEXT --method examples/own_method.py:Neighbours`.
 

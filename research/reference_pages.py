@@ -1,4 +1,5 @@
-"""Writes docs/command-line.md (every verb and setting) and docs/methods.md: ``make reference``.
+"""Writes docs/command-line.md (every verb and setting), docs/methods.md, and llms.txt, the list of
+all pages for language models: ``make reference``.
 
 python -m research.reference_pages
 """
@@ -12,13 +13,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
+import revela
 from revela.cli import app
 from revela.training.methods.base import Method
 from revela.training.methods.registry import METHODS, PRESETS
 from revela.training.recipe import SECTIONS, settings_of
 from revela.training.settings import RARE, Preset
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 COMMANDS = """# Command line
 
 Generated from the package by `make reference`; do not edit. `revela VERB --help` says the same.
@@ -49,7 +52,7 @@ settings with a ·.
 """
 HEAD = """# Methods
 
-Generated from the methods' files by `make reference`; do not edit. [Make a model](train.md) says
+Generated from the methods' files by `make reference`; do not edit. [Train](train.md) says
 which one to take, [results](results.md#which-method-is-best-at-equal-time) what each gave, and
 [papers](papers.md) goes through the papers equation by equation.
 """
@@ -61,7 +64,30 @@ def pages() -> dict[Path, str]:
     return {
         DOCS / "command-line.md": "\n".join([COMMANDS, *verbs(), SETTINGS, *settings()]) + "\n",
         DOCS / "methods.md": "\n".join([HEAD, *map(file_of_methods, modules)]),
+        ROOT / "llms.txt": "\n".join(lines_for_language_models()) + "\n",
     }
+
+
+def lines_for_language_models() -> list[str]:
+    """llms.txt (llmstxt.org): the pages of mkdocs.yml by section, each with its first sentence."""
+    lines = ["# revela", "", f"> {' '.join((revela.__doc__ or '').split(chr(10) * 2)[0].split())}"]
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    nav = nav.partition("  - Project:\n")[0]
+    for section, title, page in re.findall(r"^  - (.+):$|^ +- (.+): (.+\.md)$", nav, re.M):
+        if section:
+            lines += ["", f"## {section}", ""]
+        elif (DOCS / page).is_file():
+            lines.append(f"- [{title}](docs/{page}): {_first_sentence(DOCS / page)}")
+        elif page.startswith("examples/"):
+            lines.append(f"- [{title}]({page.removesuffix('md')}py)")
+    return lines
+
+
+def _first_sentence(page: Path) -> str:
+    text = page.read_text(encoding="utf-8")
+    paragraph = next(part for part in text.split("\n\n") if part[:1].isalpha())
+    plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join(paragraph.split()))
+    return re.split(r"(?<=[.:]) (?=[A-Z`])", plain)[0].rstrip(":")
 
 
 def verbs() -> list[str]:

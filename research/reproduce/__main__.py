@@ -6,7 +6,7 @@
 
 Flags that are not named here go to every `revela train`: --max-steps 100, --lm MODEL. What is
 finished is kept, and an interrupted table goes on. OUT/TABLE.md and OUT/TABLE.csv have the result.
-docs/reproduce.md lists the tables, what they cost, and what is expected.
+docs/reproduce.md says what it needs, and what differs from the papers.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def given_settings(words: Sequence[str]) -> dict[str, Any]:
 
 def listed() -> list[str]:
     """A line for each table and figure."""
-    lines = [f"{table.name}: {table.shows}{_sizes(table)}" for table in TABLES.values()]
+    lines = [f"{table.name}: {table.shows}{_about(table)}" for table in TABLES.values()]
     try:
         from research.reproduce import figures
     except ImportError:
@@ -119,9 +119,11 @@ def listed() -> list[str]:
     return lines + [f"{name}: {figure.shows}" for name, figure in figures.FIGURES.items()]
 
 
-def _sizes(table: Table) -> str:
+def _about(table: Table) -> str:
     sizes = f" ({', '.join(table.sizes)})" if table.sizes else ""
-    return sizes + ("; --small only" if table.small_only else "")
+    expected = f"expected: {table.expected}" if table.expected else ""
+    more = filter(None, (expected, table.hours, "--small only" if table.small_only else ""))
+    return sizes + "".join(f"; {part}" for part in more)
 
 
 if __name__ == "__main__":

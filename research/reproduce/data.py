@@ -57,7 +57,7 @@ def make_folders(columns: Sequence[str], data: Path) -> Folders:
 
 def find_tasks(names: Sequence[str]) -> dict[str, Any]:
     """The public tasks of mteb among these names."""
-    with extra("bench", "test collections of mteb"):
+    with extra("benchmarks", "test collections of mteb"):
         import mteb
     tasks = dict[str, Any]()
     for name in names:

@@ -171,7 +171,7 @@ def train(
             near-duplicates are dropped, and documents are held out for the check.
         out: a folder for the retriever.
         method: a preset or a method by name, FILE.py:Class, or an instance of a method of your own
-            (docs/train.md).
+            (docs/write-a-method.md).
         resume: continue the run in ``out``, if there is one, from its last checkpoint, on the same
             corpus; or extend a finished run to a higher limit.
         overwrite: replace the run in ``out``.

@@ -35,7 +35,7 @@ VERBS = {
         "index": "Make an index; add to it, delete from it, or synchronise it.",
         "cache": "List or remove the indices that search and serve keep.",
     },
-    "Make a model": {
+    "Train": {
         "fit": "Fit a raw language model to text: a retriever in minutes, without labels.",
         "train": "Train a retriever on raw text.",
         "compare": "Train several methods or variants from the same start, and compare them.",

@@ -2,7 +2,7 @@
 cosines per group.
 
 A method is one file: its settings (a frozen dataclass, ``Method``), its batches, its loss, and
-``build``, which makes the last two. docs/train.md shows how to write one.
+``build``, which makes the last two. docs/write-a-method.md shows how to write one.
 
 GradCache (Gao et al., 2021) computes a step's backward pass in parts, with the same gradient:
 - ``embed_in_parts`` runs the retriever on a few texts at a time without storing activations. The
@@ -60,9 +60,9 @@ Heads = list[tuple[int, int]]
 class Method:
     """Settings of a method, and facts about it that the rest of the package needs.
 
-    To add a method, subclass this with its settings, and write ``build`` (docs/train.md). Name it
-    as ``--method FILE.py:Class``, or pass an instance to ``Recipe(method=...)`` or
-    ``revela.train(method=...)``.
+    To add a method, subclass this with its settings, and write ``build``
+    (docs/write-a-method.md). Name it as ``--method FILE.py:Class``, or pass an instance to
+    ``Recipe(method=...)`` or ``revela.train(method=...)``.
     """
 
     name: ClassVar[str] = ""
