@@ -175,7 +175,7 @@ def check_first_command(installed: Installed) -> None:
     """The README's first search, in the repository, prints what stands below it, but for the score,
     which depends on the processor's arithmetic.
     """
-    shown = re.search(r"```bash\n.*?```.*?```\n(.*?)```", README, re.S)
+    shown = re.search(r"\nrevela search docs/[^`]*```\n```\n(.*?)```", README, re.S)
     assert shown
     here, installed.work = installed.work, ROOT
     out = installed.run(readme("revela search"))

@@ -24,6 +24,7 @@ ELSEWHERE = {  # pages of files outside docs/
         for path in sorted((ROOT / "examples").glob("*.py"))
     },
 }
+PICTURES = ["research/results/from-raw-curves.png"]  # that pages show
 ORIGINS = {page: origin for origin, page in ELSEWHERE.items()}  # of an example, the file
 INDEX = "examples/train_on_a_folder.md"  # what a link to the folder leads to
 LINK = re.compile(r"\[(?P<words>[^\[\]]*)\]\((?!\w+:|#)(?P<target>[^()\s]+)\)")
@@ -72,6 +73,8 @@ def with_links(markdown: str, page: str) -> str:
         target = posixpath.normpath(posixpath.join(folder, target))
         found = INDEX if target == "examples" else target.removeprefix("docs/")
         found = ELSEWHERE.get(target, found)
+        if target in PICTURES:
+            return f"[{match['words']}]({posixpath.basename(target)})"
         if found not in PAGES and not (ROOT / "docs" / found).is_file():
             return match["words"]
         path = posixpath.relpath(found, posixpath.dirname(page) or ".")
@@ -96,6 +99,8 @@ if __name__ == "__main__":
     built = ROOT / "build" / "docs"
     shutil.rmtree(built, ignore_errors=True)
     shutil.copytree(ROOT / "docs", built)  # images, too
+    for picture in PICTURES:
+        shutil.copy(ROOT / picture, built)
     for page, source in sources().items():
         (built / page).parent.mkdir(exist_ok=True)
         text = with_links(with_lists(markdown_of(source)), page)

@@ -1,6 +1,7 @@
 """Takes the pictures of the documentation, with Debian's chromium: ``make pictures``.
 
-docs/page.png is the search page on docs/ itself. With ``--widths 390 820 1280 --out FOLDER`` the
+docs/page.png is the search page on docs/ itself; research/results/from-raw-curves.png is drawn from
+the CSV of the same name. With ``--widths 390 820 1280 --out FOLDER`` the
 page and the site's first page are taken at each width, to be looked at.
 
 python -m research.pictures
@@ -17,6 +18,8 @@ import tempfile
 from pathlib import Path
 from urllib.parse import quote
 
+from research.benchmarks.from_raw import JUDGED, RECIPE, RESULTS, Plan
+from research.benchmarks.options import OUT
 from research.docs_site import ROOT
 
 QUERY = "why does the first search take so long"
@@ -50,6 +53,7 @@ def main() -> None:
         url = next(found[0] for found in lines if found) + f"?q={quote(arguments.query)}"
         if not arguments.widths:
             take(url, arguments.out / "page.png", 820)
+            Plan(RECIPE, OUT, RESULTS, JUDGED).write_curves({})
         for width in arguments.widths:
             take(url, arguments.out / f"page-{width}.png", width)
             for page in map(Path, arguments.pages):

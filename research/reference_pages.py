@@ -85,9 +85,9 @@ def lines_for_language_models() -> list[str]:
 
 def _first_sentence(page: Path) -> str:
     text = page.read_text(encoding="utf-8")
-    paragraph = next(part for part in text.split("\n\n") if part[:1].isalpha())
+    paragraph = next(part for part in text.split("\n\n") if re.match(r"\w|`", part))
     plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join(paragraph.split()))
-    return re.split(r"(?<=[.:]) (?=[A-Z`])", plain)[0].rstrip(":")
+    return re.split(r"(?<=\.) ", plain)[0].rstrip(":")
 
 
 def verbs() -> list[str]:

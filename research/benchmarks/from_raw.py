@@ -180,7 +180,7 @@ class Plan:
                 name = names[row.name]
                 table[name] = {"row": name} | _cells(row, runs[row.name])
         self._write_table([table[name] for name in sorted(table)])
-        self._write_curves({names[name]: run for name, run in runs.items()})
+        self.write_curves({names[name]: run for name, run in runs.items()})
         done = {name.removesuffix(ON_GPU) for name in table}
         if missing := [row.name for row in rows if row.name not in done]:
             print(f"missing: {'; '.join(missing)}")
@@ -198,7 +198,8 @@ class Plan:
         for row in table:
             print_cells(row["row"], [row[name] for name in columns[1:]])
 
-    def _write_curves(self, series: Mapping[str, Run]) -> None:
+    def write_curves(self, series: Mapping[str, Run]) -> None:
+        """Write the curves of these runs by name, and of those that the CSV had before."""
         before = read_table(self.curves.with_suffix(".csv"))
         panels = []
         for name in self.judged:

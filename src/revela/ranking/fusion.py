@@ -19,7 +19,7 @@ text, so that scores of different queries can be compared:
 The weight w of the words needs no labels. W counts how often words find the passage that a sentence
 was taken from, V how often vectors do (calibration.py). A ratio below 1 is not used, because
 sentences share more words with passages than questions do. It is one number per corpus; weights
-per query were not better (docs/search.md).
+per query were not better (research/notebook.md).
 
 The score of a document is that of its best passage, lower if it has many (``by_length``):
 

@@ -66,7 +66,7 @@ ONE_TOKEN = ("lasttoken", "cls")
 MEANS = ("mean", "weightedmean")
 WORDS_TO_VECTORS = 2.5
 """Minimum of W / V (ranking/fusion.py) of a fitted model: calibration by sentences overrates its
-vectors, as they hold the words of the text (docs/search.md)."""
+vectors, as they hold the words of the text."""
 # The stock one prints the whole vocabulary.
 modules.WordWeights.__repr__ = lambda self: f"WordWeights({len(self.vocab)} tokens)"
 TrainRows = Callable[[Tensor], Tensor]
@@ -87,7 +87,7 @@ def fit(
 
     It makes retrievers of raw language models: six layers of SmolLM2-135M go from nDCG@10 0.453
     to 0.551 on CoNaLa, and from 0.205 to 0.622 on CosQA. It harms embedders: MiniLM falls from
-    0.729 to 0.679 and from 0.795 to 0.739 (docs/elsewhere.md).
+    0.729 to 0.679 and from 0.795 to 0.739.
 
     Args:
         model: changed in place, to fp32; or a name (a folder, a hub id, embedded:smollm2-135m),
