@@ -1,7 +1,7 @@
 """What training, groups, the fit, scores and search give on tiny models, beside what they gave.
 
 A change of the code that is meant to change nothing must keep these numbers. ``make records``
-writes records.json anew, for a change that is meant to change them: the diff shows what it moved.
+rewrites records.json, for a change that is meant to change them: the diff shows what it moved.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def keep(request: pytest.FixtureRequest) -> Callable[[str, Record], None]:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_runs(tiny_lm_folder, tmp_path, keep, name, monkeypatch):
-    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))  # the LM's heads are found anew
+    monkeypatch.setenv("REVELA_CACHE", str(tmp_path / "cache"))  # the LM's heads are found again
     if "gate_heads" in RUNS[name]:
         monkeypatch.setattr(Revela, "gate_first_layer", 0.3)  # of so few layers
     models = dict.fromkeys(("model", "lm"), str(tiny_lm_folder))

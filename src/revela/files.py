@@ -90,20 +90,22 @@ def writing(folder: Path, wait: bool = False) -> Iterator[None]:
         lock.release()
 
 
-def check_free(out: Path, early: tuple[str, ...] = (), otherwise: str = "") -> None:
+def check_free(out: Path, leftovers: tuple[str, ...] = (), otherwise: str = "") -> None:
     """Raise RevelaError if ``out`` exists, unless it is a folder with only what a process leaves
-    that is killed at its start: names that begin with ``early``.
+    that is killed at its start: names that begin with ``leftovers``.
     """
     if out.exists() and not (
-        early and out.is_dir() and all(entry.name.startswith(early) for entry in out.iterdir())
+        leftovers
+        and out.is_dir()
+        and all(entry.name.startswith(leftovers) for entry in out.iterdir())
     ):
         raise RevelaError(f"{out} exists: choose another --out{otherwise}")
 
 
 def check_free_for_run(out: Path) -> None:
     """``check_free`` for a training run, which could be resumed."""
-    early = hidden_prefix("run.json"), hidden_prefix("replaced"), LOCK
-    check_free(out, early, ", continue that run with --resume, or replace it with --overwrite")
+    leftovers = hidden_prefix("run.json"), hidden_prefix("replaced"), LOCK
+    check_free(out, leftovers, ", continue that run with --resume, or replace it with --overwrite")
 
 
 @contextmanager

@@ -207,11 +207,11 @@ class SentenceTest:
             strict=True,
         )
         for query, right_N, *sides in islice(asked, len(self._rests)):
-            sought = {*self._bm25.terms(query)}
+            terms = {*self._bm25.terms(query)}
             wrong = {
                 row
                 for row in chain(*sides)
-                if not right_N[row] and len(sought & self._terms[row]) < HELD * len(sought)
+                if not right_N[row] and len(terms & self._terms[row]) < HELD * len(terms)
             }
             near, match = ({r: s for r, s in side.items() if r in wrong} for side in sides)
             found[0].append(near)

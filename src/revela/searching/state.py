@@ -366,9 +366,9 @@ def unfinished_in(folder: Path) -> Info | None:
     """The manifest of an index that a killed run left unfinished; None if the folder is free.
     RevelaError if it holds a finished index or anything else.
     """
-    early = LOCK, hidden_prefix(STATE)  # written before the state
+    leftovers = LOCK, hidden_prefix(STATE)  # written before the state
     if (info := read_info(folder)) is None:
-        check_free(folder, early)
+        check_free(folder, leftovers)
     elif info.finished:
         raise RevelaError(
             f"{folder} exists: choose another --out, update this index with --sync, or add to it "

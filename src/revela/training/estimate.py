@@ -136,9 +136,9 @@ def _sample(corpus: Sequence[Path], recipe: Recipe, limit: int) -> tuple[Sequenc
     documents, share = _first(rng.sample(files, len(files)), total, settings)
     if settings.join_titles:
         documents = list(joined_by_title(documents, report))
-    apart = max(1, round(sum(len(document.text) for document in documents) / limit))
+    stride = max(1, round(sum(len(document.text) for document in documents) / limit))
     # Of all lengths, as a few long documents may have half of the text.
-    kept = sorted(documents, key=lambda document: len(document.text))[apart // 2 :: apart]
+    kept = sorted(documents, key=lambda document: len(document.text))[stride // 2 :: stride]
     return kept, share * len(kept) / max(1, len(documents))
 
 

@@ -325,13 +325,13 @@ def test_groups_of_a_batch_count_as_if_they_were_read_one_by_one():
     together = loss_module_of(lm, group_size=3)
     loss = together([features] * 3)
     loss.backward()
-    apart = loss_module_of(lm)
+    separate = loss_module_of(lm)
     groups = slice(0, 3), slice(3, 6)
-    losses = [apart([{k: v[g] for k, v in features.items()}] * 3) for g in groups]
+    losses = [separate([{k: v[g] for k, v in features.items()}] * 3) for g in groups]
     (sum(losses) / 2).backward()
     torch.testing.assert_close(loss, sum(losses) / 2, atol=1e-5, rtol=0)
     torch.testing.assert_close(
-        together.model.table.weight.grad, apart.model.table.weight.grad, atol=1e-7, rtol=1e-4
+        together.model.table.weight.grad, separate.model.table.weight.grad, atol=1e-7, rtol=1e-4
     )
 
 

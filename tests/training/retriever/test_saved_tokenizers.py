@@ -18,7 +18,7 @@ from revela.training.retriever.context import SavedContext, add_context, load_co
 from revela.training.retriever.save import save_retriever
 from revela.training.settings import Context
 
-# Classes that build themselves anew when they are opened, and a kind of model that has them.
+# Classes that build themselves again when they are opened, and a kind of model that has them.
 CLASSES = {
     "GPT2Tokenizer": "gpt2",
     "Qwen2Tokenizer": "qwen2",
