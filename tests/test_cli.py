@@ -189,7 +189,7 @@ BAD = {
         for more in ("{tmp}", "--append", "--sync")
     },
     "index {tmp} --out {tmp}/index --sync --append": "leave --append out",
-    "index {tmp} --out {tmp}/index --yes --model x": "--yes lets --sync",
+    "index {tmp} --out {tmp}/index --yes --model x": "--yes has no effect without --sync",
     "index {tmp} --out {tmp}/index --sync --join-titles --model x": "--join-titles joins rows",
     "search {tmp} query --top 0": "--top must be 1 or more (got 0)",
     "search {tmp} query": "no document found in",
@@ -381,7 +381,7 @@ def test_written_queries_are_kept(succeeds, corpus_file, models):
     small = "--chunk-words 30 --precision fp32 --threads 1 --max-queries 20 --show 2"
     out = succeeds("queries", corpus_file, models, small)
     kept = default_queries_file([corpus_file], "")
-    assert "rejected" in out and f"queries are kept in {kept}" in out and kept.is_file()
+    assert "rejected" in out and f"queries are saved in {kept}" in out and kept.is_file()
 
 
 def test_checks_by_questions_that_are_written(monkeypatch, doing, succeeds, models, tmp_path):
@@ -487,7 +487,7 @@ def test_the_last_table_has_saved_beside_last(succeeds, monkeypatch, corpus_file
     small = f"--out {tmp_path / 'out'} --group-size 4 --check-every 0"
     said = succeeds("train", corpus_file, small, models, *TINY_FLAGS)
     first, _, table = said.rpartition("label-free check,")
-    assert first.endswith("\ntraining did not help by the label-free check: the start was saved\n")
+    assert first.endswith("\ntraining did not improve the label-free check: the start was saved\n")
     rows = re.findall(r"^│ (.+?) +│ +([\d.]+) │$", table, re.M)
     expected = {"untrained": "0.300", "start": "0.400", "last step": "0.200", "saved": "0.400"}
     assert dict(rows[1:]) == expected and rows[0][0] == "BM25"
@@ -495,7 +495,7 @@ def test_the_last_table_has_saved_beside_last(succeeds, monkeypatch, corpus_file
 
 OF_SEVERAL = [
     ("train", "2 processes were started (WORLD_SIZE) and cannot reach each other"),
-    ("compare", "this takes one process (WORLD_SIZE is 2): leave out torchrun"),
+    ("compare", "this command runs in one process (WORLD_SIZE is 2): leave out torchrun"),
 ]
 
 
@@ -583,6 +583,6 @@ def test_a_line_longer_than_the_model_reads_is_found_by_all(succeeds, tmp_path, 
     (tmp_path / "line.txt").write_text(f"{before}ocean{after}")
     index = (tmp_path / "line.txt", "--model", tiny_bert_folder, f"--out {tmp_path / 'index'}")
     out = succeeds("index", *index)
-    assert "longer than the model reads, and cut by its tokenizer" in out
+    assert "longer than the model's maximum length, and truncated" in out
     out = succeeds("search", tmp_path / "index", "ocean", "--json")
     assert len(json.loads(out)["data"][0]["text"]) < 80

@@ -42,7 +42,7 @@ def test_a_context_is_put_into_a_stock_folder(contextual, corpora, tmp_path, suc
     for corpus in corpora:
         out = tmp_path / corpus.stem
         fit = ("fit", "--model", tmp_path / "model", "--context", corpus, "--out", out)
-        assert f"{SLOTS} chunks of {corpus} in the slots of {out}: go on" in succeeds(*fit)
+        assert f"{SLOTS} chunks of {corpus} saved in the slots of {out}: next" in succeeds(*fit)
         about = json.loads((out / "context" / "context.json").read_text())
         assert about["drawn from"] == f"{SLOTS} chunks of {corpus.name}" and about["seed"] == 0
         assert (out / "README.md").read_text() == "# A card"
@@ -78,12 +78,12 @@ def test_not_all_can_have_a_context(contextual, saved_retriever, corpora, tmp_pa
     baked = ("--model", contextual, "--context", corpora[0], *out)
     shutil.copytree(contextual, tmp_path / "cut", ignore=shutil.ignore_patterns("context"))
     for arguments, sentence in (
-        (("--model", contextual, *out), "a fit reads one corpus: give it as revela fit CORPUS"),
-        ((corpora[0], *baked), "a fit reads one corpus: give it as revela fit CORPUS"),
+        (("--model", contextual, *out), "fit reads one corpus: give either CORPUS or --context"),
+        ((corpora[0], *baked), "fit reads one corpus: give either CORPUS or --context"),
         (("--model", saved_retriever, *baked[2:]), "has no folder context/: give a re"),
         (("--model", tmp_path / "cut", *baked[2:]), "has no folder context/: give a re"),
-        ((corpora[0], "--context-first", 1, *baked[:2], *out), "needs --context, and 0"),
-        ((*baked, "--context-first", -1), "--context-first -1 needs --context, and 0 or more"),
+        ((corpora[0], "--context-first", 1, *baked[:2], *out), "needs --context and must be 0"),
+        ((*baked, "--context-first", -1), "--context and must be 0 or more (got -1)"),
         ((*baked, "--layers", 2), "--layers has no effect with --context"),
         ((*baked, "--static"), "--static has no effect with --context"),
         ((*baked, "--language", "de"), "--language has no effect with --context"),

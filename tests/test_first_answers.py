@@ -66,7 +66,7 @@ def test_words_find_what_an_index_finds_by_words(tmp_path, static_folder):
 
 def test_words_refuse_what_needs_an_index():
     words = Words(MIXED, 120)
-    with pytest.raises(QueryError, match=r"vectors of 5 documents are being made.*Filters"):
+    with pytest.raises(QueryError, match=r"5 documents are being encoded.*Filters"):
         words.search("garden", where={"id": "a.txt"})
     with pytest.raises(QueryError, match="the query is empty"):
         words.search(" ")
@@ -146,7 +146,7 @@ def test_a_stopped_search_says_what_is_kept_goes_on(doing, docs, static_folder, 
         stop_after(patch, 2, error)
         code, out, err = doing(*asked)
     assert code in (130, 143)
-    assert out.startswith("By words only: vectors of ") and "/zebra.txt:1  [" in out
+    assert out.startswith("By words only: ") and "/zebra.txt:1  [" in out
     assert "run the same command again to resume" in err
     kept = int(err.split("stopped: ")[1].split(" of 41 documents")[0])
     assert 0 < kept < 41
@@ -216,7 +216,7 @@ def test_agents_are_answered_by_words_and_told_so_until_the_index_is_there(held)
     making, opener = held(), IndexOpener(Path("docs"), None, OWN)
     tools = Tools("docs", opener.index, {})
     answer = tools.search("garden", k=2).structured_content
-    assert len(answer["results"]) == 2 and answer["note"].startswith("By words only: vectors of")
+    assert len(answer["results"]) == 2 and answer["note"].startswith("By words only: ")
     assert tools.fetch("a.txt").structured_content["text"] == MIXED[1].text
     making.go_on.set()
     wait_for(lambda: opener.index() is making.index)

@@ -39,8 +39,9 @@ def test_text_and_lm_become_a_retriever(succeeds, refused, corpus_file, tiny_lm_
     assert "held out 4 documents, too few for a label-free check" in said
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) / 1e6
     last = said.splitlines()[-1]
-    assert re.match(rf"fitted in \d+\.\d seconds, {size:,.0f} MB in {out}: go on with ", last)
-    go_on = last.partition("go on with revela ")[2].replace("INDEX", str(tmp_path / "index"))
+    saved = rf"saved to {out} \({size:,.0f} MB\)"
+    assert re.match(rf"fitted in \d+\.\d seconds, {saved}: next, run revela ", last)
+    go_on = last.partition("next, run revela ")[2].replace("INDEX", str(tmp_path / "index"))
     said = succeeds(*go_on.split())
     assert "80 documents are new" in said
     assert load_encoder(out, "auto").words_to_vectors == WORDS_TO_VECTORS

@@ -66,12 +66,12 @@ def test_a_folder_is_searched_and_followed(search, succeeds, docs, static_folder
     (docs / "a.md").write_text("# A zebra")
     (docs / "3.txt").unlink()
     found, said = zebras()
-    assert found == ["a.md"] and "1 document is new, 0 changed, 1 gone, 11 unchanged" in said
+    assert found == ["a.md"] and "1 document is new, 0 changed, 1 deleted, 11 unchanged" in said
     out = succeeds("cache")
     assert str(docs) in out and " MB " in out and static_folder.name in out
     assert len([*cache.glob("*/index/state.sqlite")]) == 1
     out = succeeds("cache", docs, "--clear")
-    assert out.endswith(" MB are free again\n") and not [*cache.glob("*/index")]
+    assert out.endswith(" MB freed\n") and not [*cache.glob("*/index")]
 
 
 @pytest.mark.parametrize("how", ["damaged", "of another version", "without a table"])
@@ -90,7 +90,7 @@ def test_a_damaged_cached_index_is_made_again(search, succeeds, docs, static_fol
     out = succeeds("cache")
     assert how == "without a table" or "cannot be opened" in out
     again, said = search(*asked)
-    assert again == found and "it is made again" in said and "12 documents are new" in said
+    assert again == found and "rebuilding it" in said and "12 documents are new" in said
     assert "is unchanged" in search(*asked)[1]
     file.write_bytes(b"damaged" * 1000)
     succeeds("cache", "--clear")
@@ -180,13 +180,13 @@ def test_two_processes_share_the_cache(docs, static_folder, cache):
 def test_an_index_is_made_and_kept_in_step(succeeds, refused, docs, static_folder, tmp_path):
     out = tmp_path / "index"
     given = ("index", docs, "--out", out, "--model", static_folder, "--sync")
-    assert "12 documents are new, 0 changed, 0 gone, 0 unchanged" in succeeds(*given)
+    assert "12 documents are new, 0 changed, 0 deleted, 0 unchanged" in succeeds(*given)
     for file in docs.iterdir():
         file.unlink()
     err = refused(*given)
     assert "has lost 12 of its 12 documents" in err and "--yes" in err
     (docs / "0.txt").write_text("A zebra.")
-    assert "1 changed, 11 gone, 0 unchanged" in succeeds(*given, "--yes")
+    assert "1 changed, 11 deleted, 0 unchanged" in succeeds(*given, "--yes")
 
 
 RUSSIAN = "В прошлом веке в этом городе были построены дома, которые стоят до сих пор."
@@ -226,7 +226,7 @@ def test_the_language_of_a_folder_chooses_a_model(search, installed, tmp_path, c
 
     _, said = search(folder, "сад")
     assert "67% of the text is not English (" in said
-    assert "): embedded:e5-small makes the vectors" in said and said.count("are new") == 1
+    assert "): encoding with embedded:e5-small" in said and said.count("are new") == 1
     assert models_in(cache) == ["e5"]
     monkeypatch.setattr(folder_index, "suited_model", None)  # is not asked again
     assert "notes is unchanged, 12 documents" in search(folder, "сад")[1]
@@ -245,11 +245,11 @@ def test_a_folder_that_has_doubled_is_asked_again(search, succeeds, installed, t
     def said():
         return search(folder, "garden")[1]
 
-    assert "the text is English: embedded:minilm-l6 makes the vectors" in said()
+    assert "the text is English: encoding with embedded:minilm-l6" in said()
     notes(folder, RUSSIAN, 3, 10)
-    assert "makes the vectors" not in said() and models_in(cache) == ["minilm"]
+    assert "encoding with" not in said() and models_in(cache) == ["minilm"]
     notes(folder, RUSSIAN, 1, 20)
-    assert "50% of the text is not English (ru): embedded:e5-small makes the vectors" in said()
+    assert "50% of the text is not English (ru): encoding with embedded:e5-small" in said()
     assert models_in(cache) == ["e5", "minilm"] and "is unchanged, 8 documents" in said()
     (kept,) = cache.glob("*.json")
     succeeds("cache", folder, "--clear")
@@ -270,11 +270,11 @@ def test_an_index_without_a_model_named(succeeds, refused, installed, tmp_path):
     assert "100% of the text is not English (ru): embedded:e5-small" in succeeds(*given)
     assert Path(read_info(out).model).name == "e5"
     more = notes(tmp_path / "more", ENGLISH, 9)
-    assert "makes the vectors" not in succeeds("index", more, "--out", out, "--append")
-    assert "makes the vectors" not in succeeds("index", "--out", out, "--sync")
+    assert "encoding with" not in succeeds("index", more, "--out", out, "--append")
+    assert "encoding with" not in succeeds("index", "--out", out, "--sync")
     assert Path(read_info(out).model).name == "e5"
     said = succeeds("index", more, "--out", tmp_path / "english", "--sync")
-    assert "the text is English: embedded:minilm-l6 makes the vectors" in said
+    assert "the text is English: encoding with embedded:minilm-l6" in said
 
 
 def test_an_unfinished_index_is_not_followed_without_its_corpus(refused, tmp_path):
@@ -343,7 +343,7 @@ def test_a_folder_that_has_lost_all_keeps_its_index(search, refused, docs, stati
     for file in sorted(docs.iterdir())[:8]:
         file.unlink()
     hits, said = search(*asked)
-    assert "8 gone, 4 unchanged" in said
+    assert "8 deleted, 4 unchanged" in said
     assert {hit["id"] for hit in hits} <= {file.name for file in docs.iterdir()}
 
 

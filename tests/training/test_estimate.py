@@ -15,7 +15,7 @@ from revela.training.on_files import train_on_files
 from revela.training.recipe import Recipe
 
 NAMED = {name: name for name in ("documents", "chunks", "groups")}
-NAMED |= {"tokens": "a step for the ret", "memory": "GiB", "seconds": "s a step"}
+NAMED |= {"tokens": "per step for the ret", "memory": "GiB", "seconds": "s per step"}
 
 
 def say(folder, corpus, recipe, sample=2**20):

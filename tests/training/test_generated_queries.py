@@ -89,7 +89,7 @@ def test_steps_wait_for_their_queries_whatever_is_kept(recipe, asked, train_into
     caplog.set_level("INFO", "revela")
     train_into("one")
     assert len(asked) == query_lm.BLOCK
-    said = [line for line in caplog.messages if "as training comes to them" in line]
+    said = [line for line in caplog.messages if "during training: at most" in line]
     assert len(said) == 1 and f"writes queries into {tmp_path / 'q.jsonl'}" in said[0]
     assert "queries for" in caplog.text and "not a question" in caplog.text
     train_into("two")

@@ -182,7 +182,7 @@ BAD_QUERIES = [
     ("", "--queries {file}", "q.jsonl is empty"),
     (TWICE, "--queries {file}", 'q.jsonl has two texts for _id "a"'),
     (SPACED, "--queries {file} --run {run}", "the id 'a b' has a space"),
-    (SPACED, "--run {run}", "give a folder and a query, or a file of queries with --queries"),
+    (SPACED, "--run {run}", "or a folder and --queries FILE; --run needs --queries"),
 ]
 
 

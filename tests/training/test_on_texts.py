@@ -56,7 +56,7 @@ def test_the_result_says_what_happened_and_a_stopped_run_goes_on(run, tmp_path):
     rows = ["BM25", "untrained", "start", "last step", "saved"]
     assert [*result.scores] == rows and result.kept == 3
     first, *table, last = repr(result).splitlines()
-    assert first == result.summary and first.endswith(" after 3 steps, which was saved")
+    assert first == result.summary and first.endswith(" in the saved state (after 3 steps)")
     assert [line.split("  ")[0] for line in table] == rows
     assert last.startswith("3 steps in") and f"saved to {tmp_path / 'out'}" in last
     assert Retriever(result.path).encode_queries(TEXTS[:2]).shape[0] == 2
@@ -68,7 +68,7 @@ def test_the_result_says_what_happened_and_a_stopped_run_goes_on(run, tmp_path):
         stopped = run(TEXTS, "stopped", held_out=0)
     said = "there was no label-free check: the last state was saved unchecked"
     assert stopped.summary == f"stopped by SIGINT after 1 step, continue with --resume; {said}"
-    with pytest.raises(RevelaError, match="was begun on another corpus"):
+    with pytest.raises(RevelaError, match="was started on another corpus"):
         run(TEXTS[1:], "stopped", resume=True, held_out=0)
     resumed, whole = run(TEXTS, "stopped", resume=True, held_out=0), run(TEXTS, held_out=0, out="w")
     assert losses(resumed) == losses(whole) and resumed.summary == said == whole.summary

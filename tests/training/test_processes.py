@@ -441,5 +441,5 @@ def test_raw_text_is_refused(doing, case, corpus_file, tmp_path, monkeypatch):
     given = {**case(tmp_path / "out", STOPS), "groups": str(corpus_file)}
     code, _, errors = doing(*command(given)[2:])
     assert code == 2 and errors.count("\n") == 1
-    assert "revela: several processes train on stored groups: make them by revela groups" in errors
+    assert "revela: several processes need stored groups: make them with revela groups" in errors
     assert not (tmp_path / "out").exists()

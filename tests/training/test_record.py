@@ -58,7 +58,7 @@ def test_the_same_goes_on_whatever_its_limits(begun):
 OTHERS = [
     (dict(tau=0.5, seed=1), "one", r"other settings \(seed, tau\)"),
     (dict(gate_heads=9), "one", r"other settings \(gate_heads\)"),
-    ({}, "another", "was begun on another corpus: give that one"),
+    ({}, "another", "was started on another corpus: give that one"),
 ]
 
 
@@ -140,7 +140,7 @@ def test_a_run_goes_on_with_the_weights_that_it_began_with(tmp_path):
 
     write_record(record("1"), tmp_path)
     write_record(record("1"), tmp_path)
-    message = r"other weights of --model \(of embedded:smollm2-135m\): give those, by HF_HUB_"
+    message = r"other weights of --model \(embedded:smollm2-135m\): use those weights \(set HF_HUB_"
     with pytest.raises(RevelaError, match=message):
         write_record(record("2"), tmp_path)
     assert RunFile.read(tmp_path).about == record("1").about

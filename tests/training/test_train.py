@@ -673,7 +673,7 @@ def test_a_finished_run_is_extended_as_if_it_had_not_ended(recipe, documents, tm
     first, rest = [0, 0.1, 0.2, 0.9, 0.3], [0, 0.4, 0.5]
     train(longer, documents, whole, plan=CheckPlan(Scripted([*first[:4], 0.3, 0.4, 0.5])))
     train(recipe, documents, out, plan=CheckPlan(Scripted(first)), resume=True)
-    assert f"{out} holds no run yet: it starts" in caplog.messages
+    assert f"{out} has no run yet: starting one" in caplog.messages
     names = {path.name for path in (out / "checkpoints").iterdir()}
     assert {n for n in names if "-" in n} == {"checkpoint-6", "best-4.safetensors"}
     message = r"is finished after 6 steps: raise --max-steps to extend it"

@@ -70,7 +70,7 @@ def test_the_retriever_is_the_encoder_of_what_is_saved_beside_it(run_of_spans):
         "tokenizer_config.json",
     ]  # fmt: skip
     card = (run_of_spans / "README.md").read_text()
-    assert "new:tiny, the encoder of an encoder-decoder, learned to say what is hidden" in card
+    assert "new:tiny, the encoder of an encoder-decoder, learned to write the hidden spans" in card
 
 
 def test_resume_equals_unbroken(documents, tmp_path):

@@ -23,19 +23,19 @@ from revela.terminal import megabytes
 def cache(
     path: Path | None = None, *, clear: Annotated[bool, Parameter(negative=())] = False
 ) -> None:
-    """List the indices that search and serve keep of folders and files, or remove them.
+    """List the cached indices of folders and files that search and serve use, or remove them.
 
     Parameters
     ----------
     path:
         A folder or file whose indices --clear removes.
     clear:
-        Remove the indices of a path, or all.
+        Remove the indices of the path, or all indices if no path is given.
     """
     if path is not None and not clear:
         raise RevelaError(f"revela cache lists all indices: leave {path} out, or give --clear")
     if clear:
-        print(f"{megabytes(clear_cache(path))} are free again")
+        print(f"{megabytes(clear_cache(path))} freed")
         return
     found = sorted(cached_indices(), key=lambda cached: cached.last_use, reverse=True)
     rows = [[c.path, c.model, megabytes(c.bytes), f"{c.last_use:%Y-%m-%d %H:%M}"] for c in found]

@@ -30,8 +30,8 @@ def compare(
 
     Limited by --max-minutes or, with --max-minutes 0, by --max-tokens-read. Settings given here
     hold for every run; the last state is saved, unless --keep best is one of them. Each run is a
-    `revela train` and a `revela eval`, which are printed. Finished ones are kept: run it again to
-    add methods or seeds, or to go on after an interruption.
+    `revela train` and a `revela eval`, which are printed. Finished commands are not repeated: run
+    it again to add methods or seeds, or to continue after an interruption.
 
     Parameters
     ----------
@@ -53,8 +53,8 @@ def compare(
     dry_run:
         Print the commands, and run none.
     recipe_file:
-        A TOML file of settings, below flags and over every method's preset. Each table
-        [variants.NAME] in it is a run of its own: see research/recipes.
+        A TOML file of settings, which override every method's preset; flags override the file. Each
+        table [variants.NAME] in it is a separate run: see research/recipes.
     """
     with extra("train", "revela compare"):
         from revela.training.commands import processes_here

@@ -44,7 +44,7 @@ def encode(
     metadata:
         Fields or columns to write with each document.
     precision:
-        Arithmetic; auto is int8, bf16 or fp32, whichever this processor or GPU is fast in.
+        Numeric precision. auto: the fastest of int8, bf16 and fp32 on this CPU or GPU.
     """
     from revela.encoders.load import load_encoder, resolve
     from revela.encoders.model_files import check_dimensions

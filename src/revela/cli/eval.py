@@ -89,7 +89,7 @@ def eval(
         With --on and --benchmark: truncate texts to this number of tokens instead of the model's
         own limit, at most to its number of positions.
     precision:
-        Arithmetic; auto is int8, bf16 or fp32, whichever this processor or GPU is fast in.
+        Numeric precision. auto: the fastest of int8, bf16 and fp32 on this CPU or GPU.
     """
     from revela.evaluation.results import write_json
 

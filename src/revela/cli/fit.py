@@ -55,8 +55,8 @@ def fit(
         With --context: read only so many of the drawn chunks, and leave the other slots without a
         document. 0: read none.
     static:
-        Keep no layer: a row for each word of the corpus, begun with the model's input embeddings
-        and trained on the text. Encodes and searches without torch.
+        Make a table of words without layers: a vector for each word of the corpus, initialised from
+        the model's input embeddings and trained on the text. Encodes and searches without torch.
     steps:
         Training steps for the rows of words: all rows with --static, else the lexical half.
         Default: as many as the corpus needs. 0: none.
@@ -66,24 +66,27 @@ def fit(
         from revela.training.fit import fit as run
 
     if bool(corpus) == bool(context):
-        raise RevelaError("a fit reads one corpus: give it as revela fit CORPUS, or by --context")
+        raise RevelaError("revela fit reads one corpus: give either CORPUS or --context")
     if context_first is not None and not (context and context_first >= 0):
-        raise RevelaError(f"--context-first {context_first} needs --context, and 0 or more")
+        raise RevelaError(
+            f"--context-first needs --context and must be 0 or more (got {context_first})"
+        )
     recipe = Recipe.of(model=model, **given_settings(given))
     text = shlex.join(map(str, corpus or context or []))
-    go_on = f"go on with revela index {text} --model {shlex.quote(str(out))} --out INDEX"
+    go_on = f"next, run revela index {text} --model {shlex.quote(str(out))} --out INDEX"
     if context:
         given_options = {"static": static, "steps": steps is not None}
         options = [name for name, is_given in given_options.items() if is_given]
         count = bake_context(context, out, recipe, options, context_first)
-        print(f"{counted(count, 'chunk')} of {text} in the slots of {out}: {go_on}")
+        print(f"{counted(count, 'chunk')} of {text} saved in the slots of {out}: {go_on}")
         return
     result = run(corpus or [], out, recipe, static=static, steps=steps, command=command_line())
     if result.scores:
         print_scores("label-free check, nDCG@10", result.scores[result.kept], result.scores)
         if result.kept == "fitted" and "trained" in result.scores:
             print("training did not help on this text: the table is saved as it was fitted")
-    print(f"fitted in {duration(result.minutes)}, {bytes_of(out) / 1e6:,.0f} MB in {out}: {go_on}")
+    size = f"{bytes_of(out) / 1e6:,.0f} MB"
+    print(f"fitted in {duration(result.minutes)}, saved to {out} ({size}): {go_on}")
 
 
 fit.__annotations__["given"] = Annotated[settings_flags(Revela, {}, SETTINGS) | None, Flat]

@@ -52,7 +52,7 @@ class PromptFlags:
     query_prompt: str | None = None
     "Text before every query. Default: that of the model's folder, or of a known model."
     passage_prompt: str | None = None
-    "Text before every passage. Default: likewise."
+    "Text before every passage. Default: as for --query-prompt."
 
     @property
     def given(self) -> GivenPrompts:

@@ -47,7 +47,7 @@ def groups(
         folder = GroupFolder(corpus[0])
         folder.check()
     elif out is None:
-        raise RevelaError("groups need a folder to be kept in: give --out")
+        raise RevelaError("no folder for the groups: give --out")
     else:
         folder = build_groups(recipe, corpus, out, weights)
     print(f"{len(folder):,} groups of {folder.size} in {folder.folder}")

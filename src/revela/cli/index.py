@@ -59,14 +59,14 @@ def index(
     delete:
         Ids of documents to delete.
     sync:
-        Make the index, or update it from the corpus: add what is new or has changed, delete what is
-        gone. Without a corpus: that of the last time.
+        Make the index, or update it from the corpus: add new and changed documents, delete those
+        that no longer exist. Without a corpus: use the one of the last run.
     yes:
-        With --sync, delete documents even if half of them or more are gone.
+        With --sync, delete documents even if half of them or more no longer exist.
     metadata:
         Fields or columns to keep with each document, for filters of revela search --where.
     precision:
-        Arithmetic; auto is int8, bf16 or fp32, whichever this processor or GPU is fast in.
+        Numeric precision. auto: the fastest of int8, bf16 and fp32 on this CPU or GPU.
     """
     if delete:
         if corpus or append or sync:
@@ -99,14 +99,14 @@ def index(
     print(f"{changed.describe(sync)}; {out} holds {counted(len(opened), 'passage')}")
     if changed.cut:
         cut = counted(changed.cut, "chunk was", "chunks were")
-        print(f"{cut} longer than the model reads, and cut by its tokenizer")
+        print(f"{cut} longer than the model's maximum length, and truncated")
 
 
 def _check_sync(sync: bool, yes: bool, append: bool) -> None:
     if yes and not sync:
-        raise RevelaError("--yes lets --sync delete documents: give both, or leave it out")
+        raise RevelaError("--yes has no effect without --sync: give both, or leave --yes out")
     if sync and append:
-        raise RevelaError("--sync adds and deletes what it has to: leave --append out")
+        raise RevelaError("--sync already adds and deletes documents: leave --append out")
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ VERBS = {
         "serve": "Serve a folder or an index over HTTP: a page, search, embeddings, re-ranking.",
         "mcp": "Give a folder or an index to agents, by the Model Context Protocol.",
         "index": "Make an index; add to it, delete from it, or synchronise it.",
-        "cache": "List or remove the indices that search and serve keep.",
+        "cache": "List or remove the cached indices that search and serve use.",
     },
     "Train": {
         "fit": "Fit a raw language model to text: a retriever in minutes, without labels.",

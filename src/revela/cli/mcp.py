@@ -68,7 +68,9 @@ def mcp(
         return _print_config(index_folder, model, given)
     token = token_of(token_env)
     if token and http is None:
-        raise RevelaError("a token is for --http: give a port, or leave the token out")
+        raise RevelaError(
+            "--token-env has no effect without --http: give both, or leave --token-env out"
+        )
     from revela.searching.server.mcp import mcp_server
 
     server = mcp_server(_tools(index_folder, name, base_url, model, prompts.given))

@@ -64,7 +64,7 @@ def probe(
     seed:
         Seed of the samples.
     precision:
-        Arithmetic; auto is bf16 where the hardware has it.
+        Numeric precision. auto: bf16 where the hardware supports it.
     """
     if documents < 2:
         raise RevelaError(f"--documents must be at least 2 (got {documents})")

@@ -23,8 +23,8 @@ def queries(
     """Write queries for a corpus with a language model, for methods that read queries; with
     --out, make a test set of them.
 
-    They are kept in revela's cache, or in --queries-file; a run that was stopped continues, and
-    train uses what is there.
+    The queries are saved in revela's cache, or in --queries-file; a stopped run resumes, and train
+    reads the saved queries.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def queries(
         return print(f"{len(lines):,} chunks to ask about saved to {chunks}")
     if out is None:
         pairs = [(row.query, row.text) for row in data.rows if row.query]
-        print(f"queries are kept in {data.queries_file}")
+        print(f"queries are saved in {data.queries_file}")
     else:
         from revela.training.make_test_set import make_test_set
 

@@ -45,22 +45,23 @@ def search(
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
     """Search folders, files or indexes: revela search FOLDER... QUERY. The index of a folder is
-    kept in the cache and follows it. A result must contain the phrases in double quotes.
+    cached, and updated when files change. A result must contain the phrases in double quotes.
     The exit code is 1 if nothing is found.
 
     Parameters
     ----------
     given:
-        Folders of files, files, or folders made by revela index; and last, what to look for.
+        Folders of files, files, or folders made by revela index; the last argument is the query.
     queries:
-        Search for each query of this file instead, and print a line for each: the object of --json
-        with its _id. One query per line: in a .jsonl file JSON with _id and text, else text alone.
+        Search for each query in this file instead, and print one line per query: the object of
+        --json with its _id. The file has one query per line: JSON with _id and text in a .jsonl
+        file, otherwise text only.
     run:
         Write the results of --queries to this file, in TREC's format.
     mode:
         By vectors (dense), by words (lexical) or by both.
     fusion:
-        Join both by score, or by rank (reciprocal rank fusion).
+        How hybrid search combines both rankings: by score, or by rank (reciprocal rank fusion).
     weight:
         Share of the vectors in the fusion by score, from 0 (words alone) to 1 (vectors alone).
         Default: measured on the text, without labels.
@@ -69,23 +70,23 @@ def search(
         (none). Default: late-interaction for a folder of files, none for an index. It takes
         milliseconds in an index made with --keep-tokens.
     top:
-        Number of documents; each is printed with its best passage, and those with the same passage
-        are named beside it.
+        Number of documents; each is printed with its best passage, followed by the names of
+        documents with the same passage.
     where:
         Filter in SQL over id, title, date, type, language and the index's metadata:
         "year > 2020 and lang = 'en'".
     model:
-        Of a folder: the model that makes its vectors; by default embedded:minilm-l6 for English
-        text, and embedded:e5-small for other languages and mixtures. Of an index: where its model
-        is, if that has moved.
+        For a folder: the model that encodes it; by default embedded:minilm-l6 for English text, and
+        embedded:e5-small for other languages and mixtures. For an index: the new folder of its
+        model, if the model has moved.
     min_score:
-        Leave out results that score less. revela index prints the score below which 97 of 100 wrong
-        first hits lie.
+        Leave out results with a lower score. revela index prints a threshold: of the first hits for
+        queries without an answer, 97 % have a lower score.
     explain:
-        Show what words, vectors and tokens gave each result.
+        Show how much words, vectors and tokens contribute to each score.
     as_json:
-        Print JSON: the same object as of the HTTP service, with the confidence of each result, and
-        whether the first answers the query (docs/search.md).
+        Print JSON: the same object that the HTTP service returns, with the confidence of each
+        result, and whether the first result answers the query (docs/search.md).
     """
     folders, query = _split(given, top, queries, run)
     from revela.searching.folder_index import open_any
@@ -162,7 +163,7 @@ def _split(
     folders, query = (given, "") if queries else (given[:-1], given[-1].strip())
     if not folders or (run and not queries):
         raise RevelaError(
-            "give a folder and a query, or a file of queries with --queries, which --run is for"
+            "give a folder and a query, or a folder and --queries FILE; --run needs --queries"
         )
     if missing := [folder for folder in folders[1:] if not Path(folder).exists()]:
         raise RevelaError(f"{missing[0]} does not exist: put a query of several words in quotes")

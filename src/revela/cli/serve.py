@@ -60,7 +60,7 @@ def serve(
     weight:
         Share of the vectors in hybrid search, as for search.
     precision:
-        Arithmetic; auto is that of the index.
+        Numeric precision. auto: that of the index.
     base_url:
         Address that the documents' ids are relative to: results link there.
     sync:

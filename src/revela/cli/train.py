@@ -44,10 +44,11 @@ def train(
     out:
         Folder for the retriever: a Sentence-Transformers model, with run.json and metrics.jsonl.
     recipe_file:
-        A TOML file of settings, over those of the method's preset and below flags.
+        A TOML file of settings, which override the method's preset; flags override the file.
     resume:
-        Continue the run in --out from its last checkpoint, with its corpus and its settings where
-        none are given; start it if there is none; or extend a finished one, if a limit is raised.
+        Continue the run in --out from its last checkpoint. The corpus and the settings default to
+        those of the run. If there is no run, start one; if it is finished, a higher limit extends
+        it.
     overwrite:
         Replace the run in --out.
     on:
@@ -56,8 +57,8 @@ def train(
     points:
         Check after each of this many equal parts of the run, in place of --check-every.
     dry_run:
-        Say what a new run would read, and its memory and time, from a sample of the text and a few
-        steps; write nothing to --out.
+        Estimate what a new run would read, and its memory and time, from a sample of the text and a
+        few steps; write nothing to --out.
     """
     if "RANK" not in os.environ:  # under torchrun one of the processes says it later
         if not resume:

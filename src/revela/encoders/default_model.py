@@ -36,7 +36,7 @@ def installed_model(suited: str, why: str = "") -> str:
     """
     if is_installed(suited):
         if why:
-            log.info(f"{why}: {suited} makes the vectors")
+            log.info(f"{why}: encoding with {suited}")
         return suited
     other = MINILM if suited == E5 else E5
     packages = [EMBEDDED[name].package for name in (suited, other)]
@@ -46,7 +46,7 @@ def installed_model(suited: str, why: str = "") -> str:
             f"({suited}, which suits this text) or {packages[1]} ({other}), or give --model"
         )
     log.warning(
-        f"{suited} suits this text, but is not installed, so {other} makes the vectors: run pip "
-        f"install --no-deps {packages[0]} for better ones"
+        f"{suited} suits this text better, but is not installed; encoding with {other}: run pip "
+        f"install --no-deps {packages[0]} for better results"
     )
     return other

@@ -40,17 +40,17 @@ class Narrow:
     """Only documents that meet all of these."""
 
     folder: str = ""
-    "In this folder, by the path that results show; or this file."
+    "Only documents in this folder, by the path that results show; or this file."
     since: str = ""
-    "Of this date or later: 2024, 2024-05 or 2024-05-31."
+    "Only documents of this date or later: 2024, 2024-05 or 2024-05-31."
     until: str = ""
-    "Of this date or earlier."
+    "Only documents of this date or earlier."
     type: str = ""
-    "Whose files have this ending: pdf; or one of several: pdf,docx."
+    "Only documents with this file extension: pdf; or one of several: pdf,docx."
     language: str = ""
-    "In this language: en; or one of several: en,de."
+    "Only documents in this language: en; or one of several: en,de."
     title: str = ""
-    "With this in their title, in any case."
+    "Only documents with this text in their title (case-insensitive)."
 
     def and_also(self, where: Mapping[str, object] | None = None) -> dict[str, object]:
         """These, and another filter, as a filter in JSON; {} if there are none."""
@@ -103,7 +103,9 @@ def phrases(query: str) -> list[str]:
         words = quoted[1].split()
         if not (_UNSPACED.search(quoted[1]) or len(re.findall(r"\w\S*", quoted[1])) > 1):
             if not re.search(r"\w", query):
-                raise QueryError(f"the phrase {quoted[0]} has no words: write some in it", "query")
+                raise QueryError(
+                    f"the phrase {quoted[0]} has no words: put words in the quotes", "query"
+                )
             continue
         edges = (r"\b" if _SPACED.fullmatch(edge) else "" for edge in (words[0][0], words[-1][-1]))
         found.append(r"\s+".join(map(re.escape, words)).join(edges))

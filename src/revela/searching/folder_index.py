@@ -230,7 +230,7 @@ def _opened_in(place: Path, model: Path, options: Mapping[str, Any]) -> Index | 
             return Index.open(place, model, **options)
         unfinished_in(place)
     except RevelaError as error:
-        log.warning(f"{first_line(error)}; it is made again")
+        log.warning(f"{first_line(error)}; rebuilding it")
         remove_whole(place)
     return None
 

@@ -166,8 +166,8 @@ class Index:
                 State.create(folder, info)
             elif unfinished.choices() != info.choices():
                 raise RevelaError(
-                    f"{folder} was begun with another model or other settings: "
-                    "give those again, or remove it"
+                    f"{folder} was started with another model or other settings: "
+                    "give those again, or remove the folder"
                 )
             Changes(folder, lambda: encoder).state.close()  # makes the table
             return cls(folder, encoder)

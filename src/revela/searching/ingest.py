@@ -61,7 +61,7 @@ class Counts:
     def describe(self, synced: bool = True) -> str:
         """The numbers of documents, for messages; with those that are gone if it was synced."""
         new = counted(self.new, "document is", "documents are")
-        others = f"changed, {self.gone:,} gone" if synced else "replaced"
+        others = f"changed, {self.gone:,} deleted" if synced else "replaced"
         return f"{new} new, {self.replaced:,} {others}, {self.unchanged:,} unchanged"
 
     def __add__(self, other: Counts) -> Counts:

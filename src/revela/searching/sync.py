@@ -146,8 +146,8 @@ def rescan(
     reading = reading or (Reading(**known["reading"]) if known else READING)
     if known and known["readers"] != VERSION:
         log.info(
-            f"{state.folder} was made by readers of an earlier version: all files are read again, "
-            "and documents that have changed by that are encoded again"
+            f"{state.folder} was made with the file readers of an earlier version: reading all "
+            "files again, and encoding documents whose text differs"
         )
     is_same = all(known.get(name) == value for name, value in _how(reading).items())
     recorded = state.files() if is_same else {}
@@ -216,12 +216,12 @@ def _refusal(folder: Path, loss: Loss, refused: float) -> str:
     if refused == ALL:  # the index of a folder, in the cache
         return (
             f"{loss.source} has lost all of its {counted(loss.documents, 'document')}, so its "
-            f"index stays as it is: bring them back, or run revela cache {loss.source} --clear"
+            f"index was not changed: restore them, or run revela cache {loss.source} --clear"
         )
     return (
         f"{loss.source} has lost {loss.gone:,} of its {counted(loss.documents, 'document')}, so "
-        f"{folder} stays as it is: run revela index --sync --yes to delete them there too, or "
-        "bring them back"
+        f"{folder} was not changed: restore them, or run revela index --sync --yes to delete them "
+        "from the index"
     )
 
 

@@ -61,7 +61,7 @@ class Words:
         >>> [hit.id for hit in words.search("invoice")]
         ['a']
         >>> words.notice
-        'By words only: vectors of 2 documents are being made, 0 % of the text is done.'
+        'By words only: 2 documents are being encoded (0 % of the text is done).'
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class Words:
     def notice(self) -> str:
         """A sentence for users: results are by words only, and how far the vectors are."""
         return (
-            f"By words only: vectors of {counted(len(self), 'document')} are being made, "
-            f"{100 * self.made:.0f} % of the text is done."
+            f"By words only: {counted(len(self), 'document is', 'documents are')} being encoded "
+            f"({100 * self.made:.0f} % of the text is done)."
         )
 
     def search(

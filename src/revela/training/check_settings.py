@@ -149,7 +149,9 @@ def _check_lm(lm: LanguageModel, folder: Path, recipe: Recipe) -> None:
         number = getattr(method, name, 0)
         if number > heads and number != getattr(type(method)(), name):
             flag = name.replace("_", "-")
-            raise RevelaError(f"--{flag} {number}: {lm.name} has {heads}, so give at most those")
+            raise RevelaError(
+                f"--{flag} {number}: {lm.name} has {heads} heads: give {heads} or fewer"
+            )
 
 
 def _check_trained_weights(retriever: Retriever, context: Context) -> None:

@@ -86,7 +86,7 @@ def check_out(out: Path, resume: bool, overwrite: bool) -> RunFile | None:
     record of that run.
     """
     if resume and overwrite:
-        raise RevelaError("--resume goes on with a run and --overwrite replaces it: leave one out")
+        raise RevelaError("--resume continues a run and --overwrite replaces it: leave one out")
     if not (resume or overwrite):
         check_free_for_run(out)
         return None
@@ -198,8 +198,8 @@ def write_record(record: RunFile, out: Path) -> None:
             if first.models.get(flag, model)["digest"] != model["digest"]:
                 name, flag = first.models[flag]["name"], flag.replace("_", "-")
                 raise RevelaError(
-                    f"{out} was begun with other weights of --{flag} (of {name}): give those, by "
-                    "HF_HUB_OFFLINE=1 if the hub has a newer version, or another --out"
+                    f"{out} was started with other weights of --{flag} ({name}): use those weights "
+                    "(set HF_HUB_OFFLINE=1 if the hub has a newer version), or give another --out"
                 )
         sources = record.about.sources or first.sources
         record = replace(record, about=replace(first, sources=sources, finished=False))
@@ -295,13 +295,13 @@ def resume_run(recipe: Recipe, digest: str, out: Path) -> tuple[Path | None, Rec
     """
     checkpoint, record = checkpoint_to_resume(recipe, out), begun(out)
     if record is None:
-        log.info(f"{out} holds no run yet: it starts")
+        log.info(f"{out} has no run yet: starting one")
         return None, recipe
     if record.about.corpus_digest != digest:
-        raise RevelaError(f"{out} was begun on another corpus: give that one, or another --out")
+        raise RevelaError(f"{out} was started on another corpus: give that one, or another --out")
     commits.update(record.about.revisions)
     if checkpoint is None:
-        log.info(f"{out} was stopped before its first checkpoint: it starts over")
+        log.info(f"{out} was stopped before its first checkpoint: starting over")
     elif record.about.finished:
         log.info(f"{out}: extends the finished run of {step_of(checkpoint):,} steps")
     else:

@@ -74,7 +74,7 @@ class Command:
         if code:
             code = code if code > 0 else 128 - code
             why = "was stopped" if code > 128 else f"ended with exit code {code}"
-            error = RevelaError(f"{self} {why}: run the same command again to go on")
+            error = RevelaError(f"{self} {why}: run the same command again to continue")
             error.exit_code = code
             raise error
 
@@ -83,7 +83,7 @@ def run_commands(commands: Iterable[Command]) -> None:
     """Print and run each command that is not done; the result of others is kept."""
     for command in commands:
         is_done = command.is_done
-        print(f"kept: {command.makes}" if is_done else command, flush=True)
+        print(f"already done: {command.makes}" if is_done else command, flush=True)
         if not is_done:
             command.run()
 

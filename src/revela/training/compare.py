@@ -68,10 +68,10 @@ class Comparison:
             pairs.setdefault(f"{d.first} - {d.second}", []).append(text)
         lines = (f"  {pair:40} {', '.join(found)}" for pair, found in pairs.items())
         about = (
-            "differences ± half of their 95 % intervals; +: the first of the pair is better; p by "
-            "random signs, not corrected for the number of pairs"
+            "differences ± half the 95 % interval; +: the first of the pair is better; p: "
+            "randomisation test, not corrected for multiple comparisons"
         )
-        return "\n".join(["nDCG@10 of what was saved", *rows, about, *lines])
+        return "\n".join(["nDCG@10 of the saved retrievers", *rows, about, *lines])
 
 
 def rows_of(

@@ -83,7 +83,9 @@ def _cpu_quotas(root: Path) -> Iterator[int]:
 def check_single_process() -> None:
     """Raise RevelaError if several processes were started, for work that takes one."""
     if started() > 1:
-        raise RevelaError(f"this takes one process (WORLD_SIZE is {started()}): leave out torchrun")
+        raise RevelaError(
+            f"this command runs in one process (WORLD_SIZE is {started()}): leave out torchrun"
+        )
 
 
 @contextmanager

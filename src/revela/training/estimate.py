@@ -225,11 +225,11 @@ def _say(recipe: Recipe, data: TrainingSet, share: float, asked: int, cost: Meas
     ask = f"; up to {asked * more:,.0f} questions to write take more" if asked else ""
     return [
         f"corpus: {corpus}",
-        f"steps: {steps:,} of {counted(per_step, 'group')}, by {flag}",
-        f"tokens: about {tokens:,.0f} a step for the retriever; "
-        f"{steps * tokens / 1e6:,.3g} million in all",
+        f"steps: {steps:,} of {counted(per_step, 'group')}, limited by {flag}",
+        f"tokens: about {tokens:,.0f} per step for the retriever; "
+        f"{steps * tokens / 1e6:,.3g} million in total",
         f"memory: about {cost.memory / 2**30:.2f} GiB{of_gpu}",
-        f"time: about {seconds:.2g} s a step, {duration(steps * seconds / 60)} in all, besides "
+        f"time: about {seconds:.2g} s per step, {duration(steps * seconds / 60)} in total, plus "
         f"preparation (the fit, the search for heads), checks and saves{ask}",
         *([f"warm-up: all steps are in it: lower --warmup-steps {warmup}"] if short else []),
     ]

@@ -162,7 +162,7 @@ def _learned_from(kept: str, static: bool, steps: int | None, lexical: float) ->
     """The sentence of the model card that says what was fitted."""
     trained = ", trained so that titles, docstrings and runs of words find their text"
     if static:
-        about = "a row for each word, begun as the mean of the input embeddings of its pieces"
+        about = "a row for each word, initialised as the mean of the input embeddings of its pieces"
         about += trained * (kept == "trained")
     else:
         about = "the weights of tokens, whitening"

@@ -293,7 +293,7 @@ class QueryLM:
         self, path: Path | None, queries: Queries, lm: LM, retriever: Retriever, training: Training
     ) -> None:
         if path is None:
-            raise RevelaError("written queries need a file to be kept in: give --queries-file")
+            raise RevelaError("no file for the written queries: give --queries-file")
         self.lm_tokens, self.training = lm.lm_tokens, training
         self.name, self.folder = find_model(queries.query_lm or lm.lm, retriever.offline_model)
         self.prompt = read_prompt(queries.question_prompt)

@@ -58,13 +58,13 @@ class TrainingResult:
         if not self.scores:
             return f"{stopped}there was no label-free check: the last state was saved unchecked"
         if self.kept == 0:
-            return f"{stopped}training did not help by the label-free check: the start was saved"
+            return f"{stopped}training did not improve the label-free check: the start was saved"
         first, last = (fmean(self.scores[row].values()) for row in ("start", "saved"))
-        verb = "helped" if last > first else "made it worse"
-        verb = verb if abs(last - first) > NOISE else "changed no more than chance does"
+        verb = "improved" if last > first else "lowered"
+        verb = verb if abs(last - first) > NOISE else "did not measurably change"
         return (
-            f"{stopped}training {verb} by the label-free check: nDCG@10 {first:.3f} at the start, "
-            f"{last:.3f} after {counted(self.kept, 'step')}, which was saved"
+            f"{stopped}training {verb} the label-free check: nDCG@10 {first:.3f} at the start, "
+            f"{last:.3f} in the saved state (after {counted(self.kept, 'step')})"
         )
 
     @property

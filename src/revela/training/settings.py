@@ -65,8 +65,8 @@ class Corpus:
     "Share of unreadable rows and files above which the run stops."
     chunk_words: PositiveInt = 48
     """Maximum words per chunk, which has whole sentences, or whole functions and blocks of code.
-    Without spaces between words, two characters of Chinese or Japanese count as a word, five of
-    Thai and the like; so they do for all lengths in words."""
+    Two characters of Chinese or Japanese count as a word, as do five of Thai and other scripts
+    without spaces between words; this holds for all lengths in words."""
     held_out: Share = 0.05
     "Share of the documents held out for the label-free check; at most 300 documents."
     held_out_at_most: ClassVar[int] = 300
@@ -130,8 +130,8 @@ class Queries:
     """JSONL file of questions that another program wrote, each with its chunk (revela queries
     --chunks), in place of --query-lm."""
     question_prompt: Rare[str] = ""
-    """Prompt of --query-lm: a text, or a file, with {passage} in it; or `instruction`, ours. Empty:
-    three examples, which small models follow better."""
+    """Prompt of --query-lm: a text, or a file, with {passage} in it; or `instruction`, a built-in
+    one. Empty: three examples, which small models follow better."""
 
 
 @checked
@@ -160,7 +160,7 @@ class Retriever:
     """Prefix of every query. auto: `query: ` for a language model; Sentence-Transformers models
     keep their own prompts."""
     passage_prompt: Rare[str] = "auto"
-    "Prefix of every passage, likewise: `passage: `."
+    "Prefix of every passage. auto: `passage: ` for a language model."
     max_tokens: PositiveInt = 512
     "Maximum tokens of a text for the saved retriever; longer texts are truncated."
     lora_rank: NonNegativeInt = 64
@@ -200,8 +200,8 @@ class Fit:
     """The label-free fit of a decoder's pooling to the corpus, before training."""
 
     token_weighting: NonNegativeFloat = 3e-3
-    """SIF: weight each token in the mean by a / (a + its share of the corpus's tokens), this being
-    a; punctuation by 0. 0: equal weights."""
+    """SIF: weight each token in the mean by a / (a + its share of the corpus's tokens), where a is
+    this setting; punctuation has weight 0. 0: equal weights."""
     whitening: NonNegativeFloat = 0.4
     """Whiten pooled vectors by (covariance of the corpus's token vectors) ** -whitening, as a
     linear layer. 0: off, 0.5: fully."""
@@ -237,7 +237,7 @@ class Optimizer:
     betas: Rare[Annotated[tuple[Beta, Beta], Field(strict=False)]] = (0.9, 0.999)
     "Decay rates of AdamW's two moments."
     restart_optimizer: Rare[bool] = False
-    "Start the optimiser and its schedule afresh with each mining of --negatives."
+    "Restart the optimiser and its schedule with each mining of --negatives."
 
 
 @checked
@@ -281,7 +281,7 @@ class Training:
     threads: NonNegativeInt = 0
     "CPU threads. 0: all cores that the process may use."
     precision: TorchPrecision = "auto"
-    "Arithmetic of the models; auto is bf16 where the hardware has it."
+    "Numeric precision of the models. auto: bf16 where the hardware supports it."
     track: Rare[Literal["", "tensorboard", "trackio", "wandb"]] = ""
     "Also send metrics to this experiment tracker, which must be installed."
 

@@ -309,7 +309,7 @@ class TrainingSet:
         if (queries := self.generated_queries) is not None:
             asked = self.rows.select(np.flatnonzero(self.is_target_R))
             if missing := queries.lm.missing(row.text for row in asked):
-                log.info(f"{queries.lm} as training comes to them: {len(missing):,} or fewer")
+                log.info(f"{queries.lm} during training: at most {len(missing):,}")
             return queries.groups(groups), number
         return groups, number
 
@@ -399,7 +399,7 @@ def check_sources(recipe: Recipe, sources: Sequence[Source]) -> GroupFolder | No
         check_stored(recipe, stored)
         return stored
     if world_size() > 1 and sources and not recipe.pairs:
-        raise RevelaError("several processes train on stored groups: make them by revela groups")
+        raise RevelaError("several processes need stored groups: make them with revela groups")
     if prebuilt := next(filter(holds_groups, paths), None):
         raise RevelaError(f"{prebuilt} holds groups: give the folder that revela groups makes")
     if len(recipe.pairs) > 1 and sources and len(recipe.pairs) != len(sources):

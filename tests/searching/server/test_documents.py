@@ -59,7 +59,7 @@ def test_a_document_is_read_around_a_passage_with_its_words_marked(service, docs
         assert "has changed since" in get("long.txt").json()["note"]
         (docs / "long.txt").unlink()
         found = get("long.txt").json()
-        assert "is gone" in found["note"] and found["file"] is None and found["passages"]
+        assert "no longer exists" in found["note"] and found["file"] is None and found["passages"]
         service.access = Access()  # of a server for other machines: no place, no file
         found = get("a%20b%2F%C3%BC%231.md").json()
         assert found["path"] is None and found["file"] is None and found["passages"]

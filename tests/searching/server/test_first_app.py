@@ -33,7 +33,7 @@ def test_it_searches_by_words_and_says_how_far_the_vectors_are(listening):
         found = ask(listening, "POST", "/v1/search", json={"query": "gardens", "k": 1}).json()
         (hit,) = found["data"]
         assert (hit["id"], hit["rank"], found["mode"]) == ("a.md", 1, "lexical")
-        assert "2 documents are being made, 40 % of the text is done" in found["note"]
+        assert "2 documents are being encoded (40 % of the text is done)" in found["note"]
         assert ask(listening, "GET", "/v1/index").json()["documents"] == 2
         page = ask(listening, "GET", "/")
         assert "<html" in page.text and "script-src" in page.headers["content-security-policy"]

@@ -252,7 +252,7 @@ def test_a_signal_stops_the_server_though_stdin_is_open(served_index, number):
 
 REFUSED = [
     (dict(host="0.0.0.0", http=0), "anyone who reaches 0.0.0.0 could read the index"),
-    (dict(token_env="TOKEN"), "a token is for --http"),
+    (dict(token_env="TOKEN"), "--token-env has no effect without --http"),
     (dict(http=70_000), "--http must be from 0"),
 ]
 

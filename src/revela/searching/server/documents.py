@@ -67,11 +67,11 @@ def _note(index: Words | Index, name: str, file: Path | None) -> str | None:
     if before is None:
         return None
     if file is None:
-        return "Its file is gone: this is its text as it was indexed."
+        return "The file no longer exists: this is its text as it was indexed."
     size, time = size_and_time(file)
     if size == before.size and before.mtime_ns in (-1, time):
         return None
-    return "Its file has changed since: this is its text as it was indexed."
+    return "The file has changed since it was indexed: this is its indexed text."
 
 
 def file_response(index: Words | Index, name: str) -> FileResponse:

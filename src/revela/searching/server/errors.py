@@ -85,7 +85,7 @@ async def _refused(_: Request, error: QueryError) -> JSONResponse:
 
 async def _failed(_: Request, __: Exception) -> JSONResponse:
     """Answer to an error of the server. Starlette raises it again, so that uvicorn logs it."""
-    message = "something went wrong here, the server's log says what: try again"
+    message = "internal server error: see the server's log, or try again"
     return APIError(500, message).response()
 
 

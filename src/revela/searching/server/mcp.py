@@ -87,7 +87,7 @@ class SearchResult(AnswerModel):
     "Of the document, in ISO 8601."
     score: float
     confidence: float | None = None
-    "How often a first result that stands out as far is right, from 0 to 1."
+    "Estimated probability that the result is right, by how far its score stands out; 0 to 1."
     snippet: str | None = None
     "What to quote: the part with the rarest words of the query."
     text: str
@@ -178,10 +178,10 @@ class Tools:
 
     def search(
         self,
-        query: Annotated[str, Field(description="A question, or words.")],
+        query: Annotated[str, Field(description="A question, or keywords.")],
         k: Annotated[int, Field(ge=1, le=100, description="Maximum number of documents.")] = 10,
         filter: Annotated[
-            dict[str, Any] | None, Field(description=f"By columns, such as {FILTER}.")
+            dict[str, Any] | None, Field(description=f"Filter by columns, such as {FILTER}.")
         ] = None,
         min_score: Annotated[
             float | None, Field(description="Leave out documents with a lower score.")
@@ -382,11 +382,13 @@ def mcp_server(tools: Tools) -> MCPServer[Any]:
     server = _Server(name, version=__version__, instructions=instructions, log_level="WARNING")
     columns = ", ".join(f"{column} ({kind})" for column, kind in tools.columns.items())
     search = (
-        f"Search {name} by meaning and by words. Gives documents, best first, each with its best "
-        f"passage. {NOT_FOUND} A filter may name the columns {columns}."
+        f"Search {name} by meaning and by words. Returns documents, best first, each with its best "
+        f"passage. {NOT_FOUND} A filter may use the columns {columns}."
     )
     server.add_tool(tools.search, description=search, annotations=READS)
-    fetch = f"Read a document of {name}; a long one in parts, on from a passage (chunk)."
+    fetch = (
+        f"Read a document of {name} by its id, a long one in parts, starting at a passage (chunk)."
+    )
     server.add_tool(tools.fetch, description=fetch, annotations=READS)
     return server
 

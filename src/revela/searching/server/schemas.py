@@ -28,7 +28,7 @@ ONE_OR_MORE = {
 def _as_list(value: Any) -> Any:
     if isinstance(value, list) and value and isinstance(value[0], int | list):
         message = (
-            "input has token ids, and those of another tokenizer mean other words here: send text "
+            "input has token ids, which differ between tokenizers: send text "
             "(LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False)"
         )
         raise APIError(400, message, "input")
@@ -109,15 +109,15 @@ class SearchRequest(RequestModel):
     folder: str = ""
     "Only documents in this folder, or this file."
     since: str = ""
-    "Of this date or later: 2024, 2024-05 or 2024-05-31."
+    "Only documents of this date or later: 2024, 2024-05 or 2024-05-31."
     until: str = ""
-    "Of this date or earlier."
+    "Only documents of this date or earlier."
     type: str = ""
-    "Whose files have this ending: pdf; or one of: pdf,docx."
+    "Only documents with this file extension: pdf; or one of several: pdf,docx."
     language: str = ""
-    "In this language: en; or one of: en,de."
+    "Only documents in this language: en; or one of several: en,de."
     title: str = ""
-    "With this in their title, in any case."
+    "Only documents with this text in their title (case-insensitive)."
     k: Integer = Field(10, ge=1, le=100)
     "Maximum number of results."
     min_score: float | None = None
@@ -204,7 +204,7 @@ class DocumentText(AnswerModel):
     "The number of its passages."
     passages: list[Passage]
     note: str | None
-    "Whether its file has changed since, or is gone."
+    "Set if its file has changed since it was indexed, or no longer exists."
 
 
 class RerankedDocument(AnswerModel):

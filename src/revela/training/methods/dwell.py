@@ -151,7 +151,7 @@ class Spans(Method):
     name = "dwell-spans"
     reads = "windows"
     learned_from = (
-        "{model}, the encoder of an encoder-decoder, learned to say what is hidden in a text."
+        "{model}, the encoder of an encoder-decoder, learned to write the hidden spans of a text."
     )
     span_share: ClassVar[float] = 0.15  # of the tokens
     span_length: ClassVar[float] = 3.0  # mean tokens of a span

@@ -102,7 +102,9 @@ def check_model(folder: Path, layers: int, lora_rank: int) -> None:
     if layers and not config.is_encoder_decoder:
         depth = config.get_text_config().num_hidden_layers
         if layers > depth and layers != Retriever().layers:
-            raise RevelaError(f"--layers {layers}: {folder} has {depth}, so give at most those")
+            raise RevelaError(
+                f"--layers {layers}: {folder} has {depth} layers: give {depth} or fewer"
+            )
         keep_lower_layers(transformer, layers)
         with torch.device("meta"):
             rebuilt = AutoModel.from_config(transformer.config)

@@ -63,7 +63,7 @@ documents of another corpus.
 """
 
 CHECK = """\
-Label-free check on documents held out of it (first half of a chunk finds the rest of its document;
+Label-free check on held-out documents (first half of a chunk finds the rest of its document;
 title finds its document; docstring finds its function; question, written by a language model, finds
 its chunk), by the vectors alone and by their fusion with BM25:
 
