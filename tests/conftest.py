@@ -427,6 +427,19 @@ def refused(doing):
     return run
 
 
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of a comparison run in this process, which saves the imports of each."""
+    from revela.cli import app
+    from revela.cli.main import prepare
+
+    def run_here(command):
+        prepare([*command.words])
+        app([*command.words], exit_on_error=False, print_error=False, result_action="return_value")
+
+    monkeypatch.setattr("revela.training.commands.Command.run", run_here)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory):
     """A cache of the session's own, and no exports of retrievers, which take seconds each."""

@@ -413,7 +413,7 @@ def test_checks_by_questions_that_are_written(monkeypatch, doing, succeeds, mode
     assert "| nDCG@10 | question |" in (tmp_path / "guarded" / "README.md").read_text()
 
 
-def test_compare_keeps_what_is_done(succeeds, refused, corpus_file, models, tmp_path):
+def test_compare_keeps_what_is_done(succeeds, refused, corpus_file, models, tmp_path, in_process):
     folder, out = write_judged(tmp_path / "judged", make_rows(20, seed=5)), tmp_path / "out"
     methods = "--methods revela-gated contrastive-crop --points 2 --group-size 4"
     command = ("compare", corpus_file, f"--on {folder} --out {out}", methods, models, *TINY_FLAGS)

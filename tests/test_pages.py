@@ -259,7 +259,7 @@ def tiny_embedder(tiny_lm_folder, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def tiny(monkeypatch, tiny_embedder, taught_lm_folder) -> None:
+def tiny(monkeypatch, tiny_embedder, taught_lm_folder, in_process) -> None:
     """Embedded models are tiny, and so is all training."""
     import revela.cli.flags
     import revela.encoders.model_files
@@ -288,11 +288,6 @@ def tiny(monkeypatch, tiny_embedder, taught_lm_folder) -> None:
 
     monkeypatch.setattr(revela.training.recipe.Recipe, "merge", tiny_merge)
 
-    def run_here(command):
-        prepare([*command.words])
-        app([*command.words], **RETURNS)
-
-    monkeypatch.setattr("revela.training.commands.Command.run", run_here)
     monkeypatch.setattr("revela.training.lm.generate.writer", lambda *_: ask)
     topics = {row["title"].split()[2]: row["text"] for row in make_rows(40)}
     monkeypatch.setattr(pydoc_data.topics, "topics", topics)

@@ -72,7 +72,9 @@ def test_variants_differ_in_what_the_file_says_and_nothing_else(file, method):
     }
 
 
-def test_variants_of_the_reading_are_trained_on_what_they_read(succeeds, models, tmp_path):
+def test_variants_of_the_reading_are_trained_on_what_they_read(
+    succeeds, models, tmp_path, in_process
+):
     corpus, out = tmp_path / "corpus.jsonl", tmp_path / "out"
     (row,), others = make_rows(1), make_rows(30, seed=1)
     near = [{**row, "_id": f"n{i}", "text": f"{row['text']} And number {i}."} for i in range(20)]

@@ -386,33 +386,24 @@ def children_of(launcher: subprocess.Popen[str]) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds processes in /proc")
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_run_killed_at_any_moment_has_an_unbroken_one_s_weights(case, cache, tmp_path, processes):
-    """By torchrun, which begins all processes again; by one process, which is begun again with
-    --resume and --out alone.
-    """
+def test_a_run_killed_at_any_moment_has_an_unbroken_one_s_weights(case, cache, tmp_path):
+    """By torchrun, which begins all processes again with --resume."""
     whole, out, killed = tmp_path / "whole", tmp_path / "out", set[int]()
     given = STOPS | dict(max_steps=20)
 
-    def start(*train, flags=()):
-        launch = (torchrun, cache, *flags) if processes == 2 else (begin, cache)
-        return launch[0](*launch[1:], *train, "--resume")
-
     def begun(step):
         reached = (out / "run.json").exists() if step else out.exists()
-        fresh = {process.pid} if processes == 1 else set(children_of(process)) - killed
-        return reached and last_checkpoint(out) >= step - 1 and len(fresh) == processes
+        fresh = set(children_of(process)) - killed
+        return reached and last_checkpoint(out) >= step - 1 and len(fresh) == 2
 
-    code, said, errors = ended(start(*command(case(whole, given))))
+    code, said, errors = ended(torchrun(cache, *command(case(whole, given))))
     assert code == 0, said + errors
-    process = start(*command(case(out, given)), flags=["--max-restarts", 3])
-    for kill, step in enumerate((0, 1, 7)[2 - processes :]):  # 0: before run.json
+    resumed = (*command(case(out, given)), "--resume")
+    process = torchrun(cache, "--max-restarts", 3, *resumed)
+    for kill, step in enumerate((0, 1, 7)):  # 0: before run.json
         until(lambda step=step: begun(step), process)
-        killed |= set(pids := [process.pid] if processes == 1 else children_of(process))
-        os.kill(pids[kill % processes], signal.SIGKILL)
-        if processes == 1:
-            process.communicate()
-            process = start("-m", "revela", "train", "--out", out)
+        killed |= set(pids := children_of(process))
+        os.kill(pids[kill % 2], signal.SIGKILL)
     code, said, errors = ended(process)
     assert code == 0, said + errors
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (out, whole))
