@@ -1,5 +1,5 @@
-"""How large the project is: lines of src, tests and research, the settings of `train --help`, and
-how many files a reader of a method opens.
+"""How large the project is: lines of src (by package), tests and research, the settings of
+`train --help`, and how many files a reader of a method opens.
 
 python -m research.size
 """
@@ -15,6 +15,8 @@ import subprocess
 import sys
 import textwrap
 import tokenize
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from revela.training.methods.base import Method
@@ -103,6 +105,17 @@ def files_of_method(method: type[Method]) -> tuple[set[str], set[str]]:
     return made, particular
 
 
+def packages(texts: Mapping[Path, str]) -> str:
+    """Lines of code of each package of src, the wings first."""
+    count = Counter[str]()
+    for file, text in texts.items():
+        if file.suffix == ".py":
+            first, *below = file.relative_to(ROOT / "src" / "revela").parts
+            count[first if below else "its own files"] += code_lines(text)
+    wings = {"searching": 0, "training": 0}
+    return ", ".join(f"{name} {count[name]:,}" for name in wings | dict(count.most_common()))
+
+
 def main() -> None:
     for folder in ("src", "tests", "research"):
         command = ["git", "ls-files", "-co", "--exclude-standard", folder]
@@ -114,6 +127,8 @@ def main() -> None:
         lines = sum(map(len, map(str.splitlines, texts.values())))
         code = sum(map(code_lines, python))
         print(f"{folder}: {lines:,} lines in {len(texts)} files, {code:,} of them code")
+        if folder == "src":
+            print(f"  {packages(texts)}")
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "200"}
     shown = subprocess.run(
         [sys.executable, "-m", "revela", "train", "--help"],

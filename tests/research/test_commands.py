@@ -132,7 +132,7 @@ def test_rows_that_fail_are_named_and_others_run(monkeypatch, capsys):
     assert capsys.readouterr().out == "b: no memory\n"
 
 
-@pytest.mark.parametrize(("recipe", "count"), [("from-raw", 9), ("from-fit", 7)])
+@pytest.mark.parametrize(("recipe", "count"), [("from-raw", 10), ("from-fit", 7)])
 def test_commands_of_the_rows(tmp_path, recipe, count):
     write_judged(tmp_path / "scifact", make_rows(3))
     plan = from_raw.Plan(RECIPES / f"{recipe}.toml", tmp_path, tmp_path, ["scifact"])
