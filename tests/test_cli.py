@@ -204,7 +204,7 @@ BAD = {
     "cache {tmp}": "leave ",
     "cache {tmp} --clear": "the cache holds no index of",
     **{
-        f"{command} {{tmp}} {ADDRESS}": f"{ADDRESS.replace(' ', ' is ')}, an address"
+        f"{command} {{tmp}} {ADDRESS}": f"{ADDRESS.replace(' ', ' is ')}, a URL"
         for command in ("train", "groups", "heads", "encode --model x")
     },
     "train {tmp} --out {tmp}/out --recipe {tmp}/none.toml": "none.toml",
@@ -349,7 +349,7 @@ NO_EFFECT = {
     "train --method dream --questions {tmp}/r.toml --queries title":
         "--questions replaces --queries title: leave one out",
     "train --method dream --questions {tmp}/q.jsonl": "q.jsonl does not exist: give a JSONL file",
-    "train --method dream --lm-lora --lora-rank 0": "--lm-lora has the rank of --lora-rank",
+    "train --method dream --lm-lora --lora-rank 0": "--lm-lora uses the rank of --lora-rank",
 }  # fmt: skip
 
 

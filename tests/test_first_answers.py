@@ -168,11 +168,11 @@ def test_a_search_stopped_in_the_finish_says_all_is_kept(doing, docs, static_fol
     with monkeypatch.context() as patch:
         patch.setattr(changes, "calibrate", stop)
         code, out, err = doing(*asked)
-    assert code == 130 and "being made, 0 % of the text is done" in out
+    assert code == 130 and "being encoded (0 % of the text is done)" in out
     assert "stopped: 41 of 41 documents are in the index: run the same command" in err
     code, out, err = doing(*asked)
-    assert code == 0 and "being made, 100 % of the text is done" in out
-    assert "being made" not in doing(*asked)[1]
+    assert code == 0 and "being encoded (100 % of the text is done)" in out
+    assert "being encoded" not in doing(*asked)[1]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_eval_ranks_models_without_labels(succeeds, refused, corpus, tiny_lm_fol
     given = ("eval", tiny_lm_folder, "--text", corpus)
     said = succeeds(*given, "--json", scores_file)
     assert "comparing 2 retrievers by 39 held-out documents (title: 39 queries over 39" in said
-    assert "make a fitted one: revela fit TEXT" in said
+    assert "to fit a language model: revela fit TEXT" in said
     assert re.search(r"^in short: .*\n(saved to .*\n)?\Z", said, re.MULTILINE)
     scores = json.loads(scores_file.read_text())["without labels"]
     assert set(scores) == {"BM25", *(n + b for n in (table, fitted) for b in ("", " + BM25"))}
@@ -66,7 +66,7 @@ def test_models_are_judged_on_unseen_documents(succeeds, corpus, tiny_lm_folder,
 
 RANKINGS = [
     (["a", "BM25"], [], "a is best on this text"),
-    (["a", "b", "BM25"], ["b"], "a is best, and b may be as good: take the cheapest"),
+    (["a", "b", "BM25"], ["b"], "a is best, and b may be as good: choose the cheapest"),
     (["a", "BM25"], ["BM25"], "no model finds measurably more on this text than words alone"),
     (["BM25", "a"], ["a"], "no model finds measurably more on this text than words alone"),
 ]
@@ -86,7 +86,7 @@ FOUND = [
         {"BM25": (0.6, {}), "a": (0.7, {"BM25": 0.4})},
         r"\(BM25 0\.600; p 0\.400, which may be chance\)$",
     ),
-    ({"BM25": (0.6, {}), "a": (0.5, {"BM25": 0.4})}, "no system finds more than words alone"),
+    ({"BM25": (0.6, {}), "a": (0.5, {"BM25": 0.4})}, "no system is better than BM25 alone"),
 ]
 
 

@@ -323,10 +323,7 @@ def test_an_export_that_fails_is_only_logged(saved_retriever, empty_cache, monke
     monkeypatch.setattr(graph_export, "difference", lambda *_: 2e-4)
     with caplog.at_level("INFO", "revela"):
         keep_graph(saved_retriever)
-    assert (
-        "is read by torch at each start (this model cannot be exported: its vectors differ"
-        in caplog.text
-    )
+    assert "is run by torch (this model cannot be exported: its vectors differ" in caplog.text
     assert not graphs.export_folder(fingerprint(saved_retriever)).exists()
 
 

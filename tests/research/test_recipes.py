@@ -106,7 +106,7 @@ def test_a_training_set_is_not_that_of_another_reading():
     ("recipe", "flags", "message"),
     [
         ("[variants.a.method]\ntau = 1.0\n[variants.b.method]\ntau = 2.0\n", ("--tau", "3"),
-         "a and b are equal: leave out what makes them so"),
+         "a and b are the same run: leave one out"),
         ('[variants."a/b".method]\ntau = 1.0\n', (),
          "name variant 'a/b' by letters"),
     ],
@@ -122,7 +122,7 @@ def test_bad_variants_are_refused(refused, corpus_file, tmp_path, recipe, flags,
 def test_only_compare_takes_variants(refused, tmp_path):
     flags = ("--out", tmp_path / "o", "--recipe", RECIPES / "random-groups.toml")
     err = refused("train", tmp_path, *flags)
-    said = "random-groups.toml holds variants: train them by revela compare"
+    said = "random-groups.toml has variants: run it with revela compare"
     assert said in err
 
 

@@ -63,7 +63,7 @@ def test_it_says_what_is_not_read_or_written(recipe, corpus_file, tmp_path):
     """The tiny LM would write no question, and the hub cannot be reached."""
     _, text = say(tmp_path, corpus_file, recipe.merge({"method": "dream"})[0])
     assert re.search(r"up to \d+ questions to write", text)
-    assert "hub are not read" in say(tmp_path, Path("hub:a/b"), recipe)[1]
+    assert "hub datasets are not read" in say(tmp_path, Path("hub:a/b"), recipe)[1]
 
 
 def test_refusals_come_before_text_is_read(refused, models, tmp_path, monkeypatch):

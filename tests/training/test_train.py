@@ -435,7 +435,9 @@ def test_what_a_run_says_and_leaves(recipe, documents, tmp_path):
     train(recipe.replace(**CROP, max_steps=1), documents, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     name = Path(recipe.retriever.model).name
-    assert f"\n{name} learned to tell another crop of the same text from crops of others.\n" in card
+    assert (
+        f"\n{name} learned to find another crop of the same text among crops of others.\n" in card
+    )
     names = {p.name for p in (tmp_path / "out").iterdir()}
     assert {"modules.json", "README.md", "metrics.jsonl", "run.json"} <= names
     assert not [n for n in names if n.startswith(".")]

@@ -58,7 +58,7 @@ def encode(
     vectors.check_out(out)
     if is_index(corpus[0]):
         if model or len(corpus) > 1:
-            raise RevelaError("an index has its vectors: give it alone, without --model")
+            raise RevelaError("an index already has vectors: leave --model out")
         index = Index.open(corpus[0])
         count, info = vectors.export(out, index), index.info
     else:

@@ -151,7 +151,7 @@ def _verdict(name: str, scores: Mapping[str, SystemScores]) -> str:
     value, words = (scores[system].means[MEASURE] for system in (best, "BM25"))
     first = f"best on {name}: {best}, nDCG@10 {value:.3f}"
     if best == "BM25":
-        return f"{first}: no system finds more than words alone"
+        return f"{first}: no system is better than BM25 alone"
     p = scores[best].p["BM25"]
     chance = "" if p < CHANCE else ", which may be chance"
     return f"{first} (BM25 {words:.3f}; p {_p(p)}{chance})"
@@ -163,7 +163,8 @@ def _advice(scores: Mapping[str, SystemScores], near: Sequence[str]) -> str:
     if "BM25" in (best, *near):
         return "in short: no model finds measurably more on this text than words alone (BM25)"
     if near:
-        return f"in short: {best} is best, and {', '.join(near)} may be as good: take the cheapest"
+        others = ", ".join(near)
+        return f"in short: {best} is best, and {others} may be as good: choose the cheapest"
     return f"in short: {best} is best on this text"
 
 
@@ -204,7 +205,7 @@ def _rank_on_text(
     print_table("without labels", ["system", MEASURE, "±", *tasks, "p, first"], rows)
     near = [name for name in others if scores[name].p[best] >= CHANCE]
     if any(system not in (BM25, *models) for system in scores if BM25 not in system):
-        print("to make a fitted one: revela fit TEXT --model LM --out RETRIEVER; a table: --static")
+        print("to fit a language model: revela fit TEXT --model LM --out RETRIEVER")
     print(_advice(scores, near))
     return {"without labels": scores}
 

@@ -29,7 +29,7 @@ def check_out(_type: object, path: Path | None) -> None:
         raise RevelaError(f"--out {str(path)!a} is not valid UTF-8: give another name")
     if path is not None and re.match(r"[a-z][a-z0-9+.-]+:/", str(path)):
         raise RevelaError(
-            f"--out is {str(path).replace(':/', '://', 1)}, an address: give a folder of a file "
+            f"--out is {str(path).replace(':/', '://', 1)}, a URL: give a folder of a file "
             "system, such as a mounted bucket"
         )
 

@@ -113,7 +113,7 @@ def recipe_of(
     """
     settings, variants = read_recipe(recipe_file) if recipe_file is not None else ({}, {})
     if variants:
-        raise RevelaError(f"{recipe_file} holds variants: train them by revela compare")
+        raise RevelaError(f"{recipe_file} has variants: run it with revela compare")
     settings |= given_settings(given)
     base, method = (Recipe(), {"method": over}) if isinstance(over, str) else (over, {})
     recipe, unread = base.merge(method | settings)

@@ -194,7 +194,7 @@ def _agrees_with_torch(folder: Path, graph: GraphEncoder) -> bool:
 
     agrees = difference(graph, open_model(folder, device="cpu")) < MAX_DIFFERENCE
     if not agrees:
-        log.info(f"{folder} is read by torch, as the vectors of its graph differ from torch's")
+        log.info(f"{folder} is run by torch, as the vectors of its graph differ from torch's")
     return agrees
 
 
@@ -214,4 +214,4 @@ def keep_graph(folder: Path, even_with_gpu: bool = False) -> None:
 
         export_to_cache(folder)
     except Exception as error:  # any error of the exporter
-        log.info(f"{folder} is read by torch at each start ({first_line(error)})")
+        log.info(f"{folder} is run by torch ({first_line(error)})")

@@ -222,7 +222,7 @@ class Changes:
         language = detect(self.table.first_passages())
         if {*language.split("+")} == {*info.language.split("+")}:
             return
-        log.info(f"{self.folder}: the language is {language} now, not {info.language}")
+        log.info(f"{self.folder}: the language changed from {info.language} to {language}")
         self._use(replace(info, language=language))
         self.table.rewrite_terms()
         terms = TermCounts.of(self.table.terms())

@@ -65,7 +65,7 @@ def check_recipe(
     _check_trained_weights(recipe.retriever, recipe.context)
     check_groups(recipe.groups, recipe.queries, recipe.method)
     if getattr(recipe.method, "lm_lora", False) and not recipe.retriever.lora_rank:
-        raise RevelaError("--lm-lora has the rank of --lora-rank: give --lora-rank 1 or more")
+        raise RevelaError("--lm-lora uses the rank of --lora-rank: give --lora-rank 1 or more")
     _check_groups_per_step(recipe.method, training)
     _check_limits(recipe)
     if recipe.pairs and recipe.corpus.join_titles:

@@ -99,7 +99,7 @@ def rows_of(
         shown = re.sub(r".*:", "", method)  # of FILE.py:Class
         name = "-".join(filter(None, (shown if len(names) > 1 or not variant else "", variant)))
         if same := next((other for other, known in recipes.items() if known == recipe), None):
-            raise RevelaError(f"{same} and {name} are equal: leave out what makes them so")
+            raise RevelaError(f"{same} and {name} are the same run: leave one out")
         recipes[name] = recipe
         rows[name] = {key: value for key, value in named.items() if key not in unread}
         made.append((recipe.method.name, unread))

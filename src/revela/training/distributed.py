@@ -133,7 +133,7 @@ def joined() -> Iterator[None]:
 def _take_own_gpu() -> None:
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     if local_world_size > (gpus := torch.cuda.device_count()):
-        raise RevelaError(f"{gpus} GPUs take as many processes: give --nproc-per-node {gpus}")
+        raise RevelaError(f"{gpus} GPUs need {gpus} processes: give --nproc-per-node {gpus}")
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK") or 0))
 
 

@@ -214,7 +214,7 @@ def _say(recipe: Recipe, data: TrainingSet, share: float, asked: int, cost: Meas
     unknown, warmup = (0, "--max-epochs, which is unknown"), recipe.optimizer.warmup_steps
     steps, flag = min(((n, flag) for flag, n in limits.items() if n), default=unknown)
     short = 0 < steps <= warmup
-    corpus = "datasets of the hub are not read: made-up text stands in"
+    corpus = "estimated on made-up text, as hub datasets are not read"
     if share:
         about, part = ("about ", f", from {100 * share:.2g} % of them") if share < 1 else ("", "")
         corpus = (
@@ -231,5 +231,5 @@ def _say(recipe: Recipe, data: TrainingSet, share: float, asked: int, cost: Meas
         f"memory: about {cost.memory / 2**30:.2f} GiB{of_gpu}",
         f"time: about {seconds:.2g} s per step, {duration(steps * seconds / 60)} in total, plus "
         f"preparation (the fit, the search for heads), checks and saves{ask}",
-        *([f"warm-up: all steps are in it: lower --warmup-steps {warmup}"] if short else []),
+        *([f"warm-up: the run ends within it: lower --warmup-steps {warmup}"] if short else []),
     ]

@@ -146,6 +146,6 @@ def test_an_error_of_one_call_ends_with_that_call():
         return found
 
     tools = Tools("notes", index, {})
-    with pytest.raises(ToolError, match="the index cannot be read: the server's log says why"):
+    with pytest.raises(ToolError, match="the index cannot be read: see the server's log"):
         tools.search("invoices")
     assert tools.search("invoices").structured_content["results"][0]["text"] == ENGLISH

@@ -65,7 +65,7 @@ def test_a_link_that_is_left_out_by_its_name_is_named(tmp_path):
     found, report = ids(tmp_path)
     assert found == ["a.txt"]
     assert {*report.unread} == {
-        ("made by programs: to read it, give it by name", "build/"),
+        ("made by programs: to read it, name it on the command line", "build/"),
         ("link to a folder: give that one too", "out/"),
     }
 

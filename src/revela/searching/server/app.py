@@ -245,7 +245,7 @@ class Service(SearchService):
             raise no_such_model(self.names)
         if body.dimensions not in (None, *self.dimensions):
             trained = ", ".join(map(str, self.dimensions))
-            message = f"this model was not trained for that: leave it out, or give one of {trained}"
+            message = f"not a width of this model: leave it out, or give one of {trained}"
             raise APIError(400, message, "dimensions")
         role: Role = body.input_type or ("query" if body.model.endswith(":query") else "passage")
         tokens = await self.encoding.tokens(body.input, role, bool(body.truncate), "input")

@@ -292,7 +292,7 @@ def _tool_errors() -> Iterator[None]:
         raise ToolError(str(error)) from error
     except RevelaError as error:
         log.error(str(error))
-        raise ToolError("the index cannot be read: the server's log says why") from error
+        raise ToolError("the index cannot be read: see the server's log") from error
 
 
 def _answer(answer: BaseModel) -> CallToolResult:

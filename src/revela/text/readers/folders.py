@@ -111,7 +111,7 @@ def _made_by_programs(path: Path, is_folder: bool) -> str:
     if is_folder:
         is_installed = path.name in INSTALLED or _is_so((path / "pyvenv.cfg").is_file)
         is_installed |= _is_so(lambda: any(path.glob("*.lance")))  # an index
-        return "made by programs: to read it, give it by name" if is_installed else ""
+        return "made by programs: to read it, name it on the command line" if is_installed else ""
     return next((why for why, pattern in _GENERATED.items() if pattern.search(path.name)), "")
 
 

@@ -70,7 +70,7 @@ class Method:
     "FILE.py:Class, if --method named the class so."
     reads: ClassVar[Reads] = "chunks"
     "Rows of a group: chunks; chunks with queries; or windows, which are joined chunks."
-    learned_from: ClassVar[str] = "{model} was trained by a method of its own."
+    learned_from: ClassVar[str] = "{model} was trained by a custom method."
     "A sentence for the model card, with settings of the recipe in braces."
     reads_lm: ClassVar[bool] = False
     "Whether it uses the recipe's LM (--lm), with the attention of ``lm/``."

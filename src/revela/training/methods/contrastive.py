@@ -142,7 +142,7 @@ class Pairs(Contrastive):
     name = "contrastive-pairs"
     reads = "queries"
     learned_from = (
-        "{model} learned to tell the text that a query was made for from others"
+        "{model} learned to find the text that a query was made for among others"
         " (queries: {queries})."
     )
 
@@ -180,7 +180,7 @@ class Crops(Contrastive):
     name = "contrastive-crop"
     reads = "windows"
     across_groups = True
-    learned_from = "{model} learned to tell another crop of the same text from crops of others."
+    learned_from = "{model} learned to find another crop of the same text among crops of others."
 
     crop_window: int = Field(default=240, ge=2)
     "Maximum words of a document that two crops are taken from."
