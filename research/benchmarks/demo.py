@@ -173,9 +173,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         RAW: "SmolLM2-135M, raw",
         TRAINED: f"SmolLM2-135M, {steps} steps of revela-gated",
         FITTED: "SmolLM2-135M, fitted",
-        MINILM: "MiniLM, trained on judged pairs",
+        MINILM: "MiniLM, an embedding model trained on text pairs",
     }
-    print("\nA docstring finds its function, in packages that nothing was trained on (nDCG@10):\n")
+    print("\nA docstring finds its function, in packages held out of training (nDCG@10):\n")
     print_header([*COLUMNS.values()])
     for name, scores in found.items():
         print_cells(labels.get(name, name), (scores.get(suffix, "") for suffix in COLUMNS))
