@@ -238,7 +238,7 @@ def test_files_are_read_again_by_newer_readers_which_say_so(synced, monkeypatch,
     with monkeypatch.context() as patch:
         patch.setattr("revela.searching.sync.read_file", newer)
         assert index.sync() == Counts(replaced=1, unchanged=11)
-    assert len(read) == 12 and "by readers of an earlier version" in caplog.text
+    assert len(read) == 12 and "file readers of an earlier version" in caplog.text
     assert index.search("bullet", 1, "lexical")[0].id == "d3.txt"
     caplog.clear()
     assert index.sync() == Counts(unchanged=12) and not caplog.text
