@@ -267,7 +267,8 @@ def test_without_the_wheel_that_suits_the_other_is_taken(search, installed, tmp_
 def test_an_index_without_a_model_named(succeeds, refused, installed, tmp_path):
     folder, out = notes(tmp_path / "notes", RUSSIAN, 3), tmp_path / "index"
     given = ("index", folder, "--out", out)
-    assert "100% of the text is not English (ru): encoding with embedded:e5-small" in succeeds(*given)
+    said = succeeds(*given)
+    assert "100% of the text is not English (ru): encoding with embedded:e5-small" in said
     assert Path(read_info(out).model).name == "e5"
     more = notes(tmp_path / "more", ENGLISH, 9)
     assert "encoding with" not in succeeds("index", more, "--out", out, "--append")
