@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from research.benchmarks.options import parser_of
 from research.plots import Mark, Panel, write_figure
 from revela.errors import RevelaError
@@ -112,7 +114,8 @@ def read_folders(folders: Sequence[Path], against: str) -> list[Panel]:
     if compared and len(folders) > 1:
         raise RevelaError(f"{compared[0]} is a whole comparison: plot it alone, or name its runs")
     if compared:
-        return panels_of_comparison(Comparison.read(compared[0]), against)
+        text = (compared[0] / COMPARISON).read_bytes()
+        return panels_of_comparison(TypeAdapter(Comparison).validate_json(text), against)
     for folder in folders:
         if not (folder / RUN_FILE).is_file():
             raise RevelaError(

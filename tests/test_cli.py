@@ -19,6 +19,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from conftest import logged, make_rows, tiny_retriever
+from research.plot_run import read_folders
 from revela.errors import RevelaError
 from revela.evaluation.label_free import HeldOutCheck
 from revela.training.commands import is_finished
@@ -423,6 +424,7 @@ def test_compare_keeps_what_is_done(succeeds, refused, corpus_file, models, tmp_
     assert re.search(r"^  revela-gated - contrastive-crop +judged [+-]0\.\d+ ± .* \(p ", said, re.M)
     made = TypeAdapter(Comparison).validate_json((out / "compare.json").read_bytes())
     assert [*made.scores] == rows and len(made.differences) == 6
+    assert [len(panel.marks) for panel in read_folders([out], "tokens")] == [6]
     for curve in made.curves.values():
         assert len(curve) == 3 and all(0 <= point.judged["judged"] <= 1 for point in curve)
         assert curve[0].judged == pytest.approx(made.scores["start"])
@@ -583,6 +585,6 @@ def test_a_line_longer_than_the_model_reads_is_found_by_all(succeeds, tmp_path, 
     (tmp_path / "line.txt").write_text(f"{before}ocean{after}")
     index = (tmp_path / "line.txt", "--model", tiny_bert_folder, f"--out {tmp_path / 'index'}")
     out = succeeds("index", *index)
-    assert "longer than the model's maximum length, and truncated" in out
+    assert "longer than the model's maximum length, and split again" in out
     out = succeeds("search", tmp_path / "index", "ocean", "--json")
     assert len(json.loads(out)["data"][0]["text"]) < 80

@@ -225,7 +225,7 @@ def test_the_language_of_a_folder_chooses_a_model(search, installed, tmp_path, c
     notes(folder, CHINESE, 4, 20)
 
     _, said = search(folder, "сад")
-    assert "67% of the text is not English (" in said
+    assert "67% of the documents are not English (" in said
     assert "): encoding with embedded:e5-small" in said and said.count("are new") == 1
     assert models_in(cache) == ["e5"]
     monkeypatch.setattr(folder_index, "suited_model", None)  # is not asked again
@@ -249,7 +249,7 @@ def test_a_folder_that_has_doubled_is_asked_again(search, succeeds, installed, t
     notes(folder, RUSSIAN, 3, 10)
     assert "encoding with" not in said() and models_in(cache) == ["minilm"]
     notes(folder, RUSSIAN, 1, 20)
-    assert "50% of the text is not English (ru): encoding with embedded:e5-small" in said()
+    assert "50% of the documents are not English (ru): encoding with embedded:e5-small" in said()
     assert models_in(cache) == ["e5", "minilm"] and "is unchanged, 8 documents" in said()
     (kept,) = cache.glob("*.json")
     succeeds("cache", folder, "--clear")
@@ -268,7 +268,7 @@ def test_an_index_without_a_model_named(succeeds, refused, installed, tmp_path):
     folder, out = notes(tmp_path / "notes", RUSSIAN, 3), tmp_path / "index"
     given = ("index", folder, "--out", out)
     said = succeeds(*given)
-    assert "100% of the text is not English (ru): encoding with embedded:e5-small" in said
+    assert "100% of the documents are not English (ru): encoding with embedded:e5-small" in said
     assert Path(read_info(out).model).name == "e5"
     more = notes(tmp_path / "more", ENGLISH, 9)
     assert "encoding with" not in succeeds("index", more, "--out", out, "--append")
@@ -345,6 +345,10 @@ def test_a_folder_that_has_lost_all_keeps_its_index(search, refused, docs, stati
         file.unlink()
     hits, said = search(*asked)
     assert "8 deleted, 4 unchanged" in said
+    for file in sorted(docs.iterdir()):
+        file.rename(docs / f"renamed {file.name}")
+    hits, said = search(*asked)
+    assert "4 documents are new" in said and "4 deleted" in said
     assert {hit["id"] for hit in hits} <= {file.name for file in docs.iterdir()}
 
 

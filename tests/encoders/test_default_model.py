@@ -42,7 +42,7 @@ def test_a_text_in_another_language_alone_or_among_others(language):
     text = TEXTS[language]
     for some in ([text], [text * 30], [text] * 300, [ENGLISH, text], [ENGLISH] * 19 + [text]):
         model, why = suited_model(some)
-        assert model == E5 and f" of the text is not English ({language})" in why
+        assert model == E5 and f" of the documents are not English ({language})" in why
     assert suited_model([ENGLISH] * 99 + [text])[0] == MINILM
     assert 0.05 < other_languages([ENGLISH * 30 + text * 10])[language] < 0.3
 
@@ -60,7 +60,7 @@ def test_english_code_and_what_cannot_be_told(texts):
 
 
 def test_three_languages_are_named_and_english_terms_in_chinese_are_chinese():
-    why = "67% of the text is not English (ru, zh)"
+    why = "67% of the documents are not English (ru, zh)"
     assert suited_model([TEXTS["ru"], TEXTS["zh"], ENGLISH]) == (E5, why)
     assert suited_model(["我们用 Python 和 PyTorch 训练模型，然后部署 Kubernetes 服务。"])[0] == E5
 

@@ -99,7 +99,7 @@ def index(
     print(f"{changed.describe(sync)}; {out} holds {counted(len(opened), 'passage')}")
     if changed.cut:
         cut = counted(changed.cut, "chunk was", "chunks were")
-        print(f"{cut} longer than the model's maximum length, and truncated")
+        print(f"{cut} longer than the model's maximum length, and split again")
 
 
 def _check_sync(sync: bool, yes: bool, append: bool) -> None:

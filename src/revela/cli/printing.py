@@ -77,7 +77,7 @@ def print_answer(answer: Answer | None) -> None:
     print(f"{ANSWERS[answer]}:")
 
 
-def print_results(results: Sequence[Result], top: int) -> None:
+def print_results(results: Sequence[Result], top: int, is_filtered: bool = False) -> None:
     """The first results with different texts, with their snippets, whose marks are bold on a
     terminal, and the names of others with the same text.
     """
@@ -93,7 +93,7 @@ def print_results(results: Sequence[Result], top: int) -> None:
         if result.explanation is not None:
             print(f"   {_explained(result.explanation, result.confidence)}")
     if not results:
-        print("nothing found")
+        print("nothing found with this filter" if is_filtered else "nothing found")
 
 
 def _named(result: Result) -> str:

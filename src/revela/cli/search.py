@@ -137,7 +137,7 @@ def search(
                     print(answer.note)
                 if answer.data:
                     print_answer(answer.answer)
-                print_results(answer.data, top)
+                print_results(answer.data, top, bool(where))
     if not is_found:
         raise SystemExit(1)
 

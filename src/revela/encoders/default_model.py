@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 def suited_model(texts: Sequence[str]) -> tuple[str, str]:
     """The embedder that suits texts, installed or not, and why.
 
-    Texts count as English if less than ``analyzer.MIN_SHARE`` of them is in other languages: with
+    Texts count as English if less than ``analyzer.MIN_SHARE`` of them are in other languages: with
     that share a language gets its own stemmer.
     """
     others = other_languages(texts)
@@ -25,7 +25,7 @@ def suited_model(texts: Sequence[str]) -> tuple[str, str]:
     if share < MIN_SHARE:
         return MINILM, "the text is English"
     named = [code for code in others if others[code] >= MIN_SHARE] or [*others]
-    return E5, f"{share:.0%} of the text is not English ({', '.join(named[:3])})"
+    return E5, f"{share:.0%} of the documents are not English ({', '.join(named[:3])})"
 
 
 def installed_model(suited: str, why: str = "") -> str:
