@@ -18,6 +18,7 @@ from pathlib import Path
 from revela.encoders import model_files
 from revela.encoders.base import TextEncoder
 from revela.encoders.cpu import has_gpu, has_torch
+from revela.encoders.embedded import E5, MINILM
 from revela.encoders.graph_encoder import GraphEncoder
 from revela.encoders.graphs import VERSION, export_folder, open_graph
 from revela.encoders.model_files import ADAPTER, COPY_AGAIN, fingerprint, hub_name, modules_of
@@ -206,6 +207,8 @@ def keep_graph(folder: Path, even_with_gpu: bool = False) -> None:
     if has_gpu() and not even_with_gpu:
         return
     if model_files.table_folder(folder) or export_folder(fingerprint(folder)).exists():
+        return
+    if f"embedded:{model_files.embedded_name(folder)}" in (MINILM, E5):  # which are graphs
         return
     if not has_torch() or _open_graph(folder, "fp32") is not None:
         return
