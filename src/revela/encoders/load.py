@@ -208,7 +208,7 @@ def keep_graph(folder: Path, even_with_gpu: bool = False) -> None:
         return
     if model_files.table_folder(folder) or export_folder(fingerprint(folder)).exists():
         return
-    if f"embedded:{model_files.embedded_name(folder)}" in (MINILM, E5):  # which are graphs
+    if f"embedded:{model_files.embedded_name(folder)}" in (MINILM, E5):  # graphs already
         return
     if not has_torch() or _open_graph(folder, "fp32") is not None:
         return

@@ -207,9 +207,10 @@ def _check(changes: Changes, scan: Scan, refused: float) -> None:
     untouched = sum(loss.untouched for loss in losses)
     if untouched or names or not any(loss.gone for loss in losses):
         scan.check_report(untouched)
-    is_read = refused == ALL and bool(names)  # files were renamed, as a lost disk has none
+    if refused == ALL and names:  # files were renamed: on a lost disk none would be read
+        return
     for loss in losses:
-        if loss.gone >= refused * loss.documents > 0 and not is_read:
+        if loss.gone >= refused * loss.documents > 0:
             raise RevelaError(_refusal(changes.folder, loss, refused))
 
 
