@@ -459,7 +459,9 @@ def test_an_interrupted_run_exits_so_and_looks_unfinished(doing, corpus_file, mo
     assert is_finished(run)
 
 
-def test_a_stopped_comparison_stops_its_run_and_goes_on(corpus_file, models, tmp_path):
+def test_a_stopped_comparison_stops_its_run_and_goes_on(
+    corpus_file, models, tmp_path, succeeds, in_process
+):
     folder, out = write_judged(tmp_path / "judged", make_rows(20, seed=5)), tmp_path / "out"
     model = models.partition(" --lm")[0]
     flags = f"--on {folder} --methods contrastive-crop --points 1 --out {out} {model}"
@@ -476,8 +478,7 @@ def test_a_stopped_comparison_stops_its_run_and_goes_on(corpus_file, models, tmp
         errors = process.communicate()[1]
     assert process.returncode == 143 and "run the same command again" in errors.splitlines()[-1]
     assert not is_finished(metrics.parent) and [*metrics.parent.glob("checkpoints/check*")]
-    done = subprocess.run(line, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    succeeds(*line[3:])
     compared = json.loads((out / "compare.json").read_text())
     assert is_finished(metrics.parent) and "contrastive-crop" in compared["scores"]
 

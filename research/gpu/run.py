@@ -25,6 +25,7 @@ from research.gpu.parts import BUILD, ROOT, ROWS, TEXTS, WEIGHTS, environment, u
 LIMITS = {"smoke": 90.0, "attention": 60.0, "step": 150.0, "encode": 30.0, "rows": 600.0}
 NEEDS = {"rows": (*WEIGHTS, TEXTS)}
 START = 20.0  # seconds that a process takes to import and to stop
+STAGES = "research.gpu.stages"
 HOME = Path(tempfile.gettempdir()) / "revela-gpu"
 
 
@@ -83,9 +84,9 @@ def count_failed(results: Path, stage: str) -> int:
 def run_stage(stage: str, seconds: float, results: Path, a: argparse.Namespace) -> str:
     """Run a stage; returns why it is incomplete, or nothing."""
     print(f"== {stage}, at most {seconds:.0f} s", flush=True)
-    command = [sys.executable, "-W", "ignore", "-m", "research.gpu.stages", stage]
-    command += ["--out", str(results / f"{stage}.json"), "--home", str(a.home)]
-    command += ["--seconds", str(seconds - START), *(["--tiny"] if a.tiny else [])]
+    words = [stage, "--out", str(results / f"{stage}.json"), "--home", str(a.home)]
+    words += ["--seconds", str(seconds - START), *(["--tiny"] if a.tiny else [])]
+    command = [sys.executable, "-W", "ignore", "-m", STAGES, *words]
     try:
         done = subprocess.run(command, cwd=ROOT, env=environment(a.home), timeout=seconds)
     except subprocess.TimeoutExpired:
