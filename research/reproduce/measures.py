@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from research.benchmarks.options import kept_json
+from research.benchmarks.options import corpus_of, kept_json
 from research.plot_run import Run
 from research.plots import Mark, Panel, Shape
 from research.reproduce import run
@@ -28,9 +28,10 @@ from revela.training.commands import (
     MODULES,
     Command,
     eval_commands,
+    run_commands,
     train_commands,
 )
-from revela.training.groups.store import GroupFolder
+from revela.training.groups.store import GroupFolder, is_group_folder
 from revela.training.recipe import Recipe
 
 LAST = 0.1  # share of a run's lines whose mean is "the end of training"
@@ -118,7 +119,7 @@ class Session:
     def __init__(self, options: Options) -> None:
         self.options, self.notes = options, dict[str, None]()
         self._results = dict[str, Results]()
-        self._said = set[str]()
+        self._printed = set[str]()
 
     def prepare(self, plot: Plot) -> Work:
         """Run the rows of a plot, or print their commands."""
@@ -139,7 +140,7 @@ class Session:
         self, table: Table, options: Options, folders: Folders
     ) -> tuple[Table, Options]:
         """The table and options by which its row is trained on the text of the data sets, too."""
-        texts = tuple(str(f / "corpus.jsonl") for parts in folders.values() for f in parts)
+        texts = tuple(str(corpus_of(f)) for parts in folders.values() for f in parts)
         if options.corpus:
             return table, replace(options, corpus=(*options.corpus, *texts))
         (row,) = table.rows
@@ -149,13 +150,7 @@ class Session:
 
     def run(self, command: Command) -> None:
         """Run a command that is not done, or print it."""
-        if str(command) in self._said:
-            return
-        self._said.add(str(command))
-        if self.options.dry_run or not command.is_done:
-            print(command, flush=True)
-            if not self.options.dry_run:
-                command.run()
+        run_commands([command], dry_run=self.options.dry_run, printed=self._printed)
 
     def panel(self, plot: Plot) -> Panel:
         """The panel of a plot; without marks of ours in a dry run."""
@@ -377,6 +372,8 @@ class Hardness(Measure):
         options = work.options
         settings = run.settings_of(work.table, row, size, options.seeds[0], options)
         sources = run.corpus_of(row, options).sources
+        if stored := next((s for s in sources if is_group_folder(Path(s))), None):
+            raise RevelaError(f"{stored} holds groups, and the figure makes its own: give a text")
         # For several processes, training begins with the command that stores the groups.
         command = next(train_commands(sources, settings, work.runs(row, size)[0], processes=2))
         work.session.run(command)
@@ -400,7 +397,7 @@ class Geometry(Measure):
         folders = [folder for parts in work.folders.values() for folder in parts]
         each = 20 if work.options.small else -(-PAIRS_PROBED // len(folders))
         longest = work.folders.get("webis-touche2020", folders)[-1]  # many of 512 tokens
-        text = work.options.corpus or (str(longest / "corpus.jsonl"),)
+        text = work.options.corpus or (str(corpus_of(longest)),)
         tokens = "64" if work.options.small else "512"
         flags = [*text, "--pairs", *map(str, folders), "--documents", str(each)]
         found = work.probe(row, size, [*flags, "--max-tokens", tokens])
@@ -423,7 +420,7 @@ class Profile(Measure):
         small, pairs = work.options.small, work.options.pairs or Path("PAIRS")
         own = work.options.corpus if not self.move else ()
         flags = [
-            *(own or (str(pairs / "corpus.jsonl"),)),
+            *(own or (str(corpus_of(pairs)),)),
             "--max-tokens",
             "128" if small else "2048",
         ]
@@ -496,7 +493,7 @@ class FirstDocuments(Score):
         """The scores of each query of a collection."""
         table, options, model = work.table, work.options, work.model(point.row, size)
         read = f"{model}-in-{folder.name}-first-{point.x}"
-        words = ["fit", "--model", model, "--context", str(folder / "corpus.jsonl")]
+        words = ["fit", "--model", model, "--context", str(corpus_of(folder))]
         words += ["--context-first", point.x, "--out", read]
         work.session.run(Command(words, Path(read) / MODULES, Path(model) / MODULES))
         flags = list[str]()

@@ -259,7 +259,7 @@ def pairs_of(table: Table, results: Results) -> Iterator[tuple[str, Difference]]
 def heads_report(table: Table, options: Options) -> str:
     """How many of the published heads the probe has found."""
     published = published_heads(table.name)
-    found = found_heads(options, len(published))
+    found = found_heads(table, options, len(published))
     same = len({*published} & {*found})
     rows = [
         [

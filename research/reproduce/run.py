@@ -26,6 +26,7 @@ from revela.evaluation.metrics import MAIN, per_query
 from revela.evaluation.runs import file_name, read_run
 from revela.evaluation.significance import margin
 from revela.ranking.fusion import reciprocal_rank_fusion
+from revela.text.judgements import jsonl_file
 from revela.training.commands import (
     MODULES,
     Command,
@@ -33,9 +34,10 @@ from revela.training.commands import (
     flags_of,
     is_finished,
     processes_here,
+    run_commands,
     train_commands,
 )
-from revela.training.recipe import check_unread
+from revela.training.recipe import Recipe, check_unread
 from revela.training.record import parse
 
 Scores = dict[str, dict[str, dict[str, float]]]
@@ -87,13 +89,8 @@ def run_table(table: Table, options: Options) -> Results:
     """
     check(table, options)
     folders = folders_of(table, options)
-    printed = set[str]()
-    for command in commands_of(table, options, folders):
-        if str(command) not in printed and (options.dry_run or not command.is_done):
-            printed.add(str(command))
-            print(command, flush=True)
-            if not options.dry_run:
-                command.run()
+    commands = [*commands_of(table, options, folders)]  # any that cannot be is said before one runs
+    run_commands(commands, dry_run=options.dry_run)
     return {} if options.dry_run else results_of(table, options, folders)
 
 
@@ -130,10 +127,19 @@ def check(table: Table, options: Options) -> None:
     from revela.training.check_settings import check_recipe  # imports training: seconds
 
     for row, size in trained:
-        settings = settings_of(table, row, size, options.seeds[0], options)
         folder = folder_of(table, row, size, options.seeds[0], options)
         if not is_finished(folder):
-            check_recipe(merged(settings)[0], folder, resume=True)
+            check_recipe(_recipe_to_check(table, row, size, options), folder, resume=True)
+
+
+def _recipe_to_check(table: Table, row: Row, size: str, options: Options) -> Recipe:
+    """The recipe of a row; until the stage before has run, with the model of that stage."""
+    seed = options.seeds[0]
+    recipe = merged(settings_of(table, row, size, seed, options))[0]
+    if row.after is None or is_finished(folder_of(table, row.after, size, seed, options)):
+        return recipe
+    before = _recipe_to_check(table, row.after, size, options)
+    return recipe.replace(model=before.retriever.model)
 
 
 def folders_of(table: Table, options: Options) -> Folders:
@@ -172,11 +178,14 @@ def folder_of(table: Table, row: Row, size: str, seed: int, options: Options) ->
     about = [{**settings, "seed": 0}, corpus.sources, corpus.weights]
     if row.after is not None:
         about.append(str(folder_of(table, row.after, size, seed, options)))
-    digest = hashlib.blake2b(
-        json.dumps(about, sort_keys=True, default=str).encode(), digest_size=4
-    ).hexdigest()
-    name = "-".join(filter(None, (str(row.settings["method"]), size.lstrip("<="), digest)))
-    return options.out / "runs" / f"{name}-{seed}"
+    name = (str(row.settings["method"]), size.lstrip("<="), _digest(about))
+    return options.out / "runs" / f"{'-'.join(filter(None, name))}-{seed}"
+
+
+def _digest(about: Any) -> str:
+    """What a folder or file is made of, in eight characters for its name."""
+    text = json.dumps(about, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
 def settings_of(table: Table, row: Row, size: str, seed: int, options: Options) -> dict[str, Any]:
@@ -213,8 +222,8 @@ def corpus_of(row: Row, options: Options) -> Corpus:
         return Corpus("given", options.corpus)
     if not _reads_pairs(row, options):
         return row.corpus
-    pairs = str(options.pairs or "PAIRS")
-    sources = tuple(source.replace(PAIRS, pairs) for source in row.corpus.sources)
+    documents = str(jsonl_file(options.pairs or Path("PAIRS"), "corpus.jsonl"))
+    sources = tuple(source.replace(PAIRS, documents) for source in row.corpus.sources)
     return dataclasses.replace(row.corpus, sources=sources)
 
 
@@ -222,7 +231,7 @@ def _reads_pairs(row: Row, options: Options) -> bool:
     """Whether a row is trained on judged pairs, or on their documents for lack of another text."""
     assert row.corpus is not None
     is_text_given = bool(options.corpus) and "pairs" not in row.settings
-    return not is_text_given and any(PAIRS in source for source in row.corpus.sources)
+    return not is_text_given and PAIRS in row.corpus.sources
 
 
 def _trained(row: Row) -> Row | None:
@@ -263,7 +272,8 @@ def _training(table: Table, row: Row, size: str, seed: int, options: Options) ->
     if not corpus.stored:
         yield from train_commands(corpus.sources, settings, out, processes=n)
         return
-    groups = options.out / "groups" / corpus.name
+    digest = _digest([corpus.sources, corpus.weights, corpus.settings])
+    groups = options.out / "groups" / f"{corpus.name}-{digest}"
     weights = ["--weights", *map(str, corpus.weights)] if corpus.weights else []
     words = ["groups", *corpus.sources, "--out", str(groups), *weights]
     yield Command([*words, *flags_of(corpus.settings)], groups)
@@ -276,7 +286,6 @@ def _scoring(
 ) -> Iterator[Command]:
     """The commands that score a row on each column."""
     model, slots = _model(table, row, size, seed, options)
-    every = [folder for parts in folders.values() for folder in parts]
     for column, parts in folders.items():
         if not _has_column(row, column):
             continue
@@ -289,9 +298,9 @@ def _scoring(
             if row.rrf is not None:
                 flags += ["--runs", str(out / "rankings")]
             if slots and row.in_other_context:
-                other = every[every.index(folder) - 1]
-                read = f"{model}-in-{other.name}"
-                words = ["fit", "--model", model, "--context", str(other / "corpus.jsonl")]
+                other = _of_another_column(folders, column)
+                read, text = f"{model}-in-{other.name}", jsonl_file(other, "corpus.jsonl")
+                words = ["fit", "--model", model, "--context", str(text)]
                 yield Command([*words, "--out", read], Path(read) / MODULES, Path(model) / MODULES)
                 yield from eval_commands(read, [folder], out, flags=flags)
             else:
@@ -302,6 +311,14 @@ def _scoring(
             file = _scores_file(table, row, model, options, "mteb") / "tasks.json"
             words = ["eval", model, "--benchmark", *chosen, "--json", str(file)]
             yield Command([*words, "--out", str(options.out / "mteb-results")], file)
+
+
+def _of_another_column(folders: Folders, column: str) -> Path:
+    """A folder of the column before; of the last one for the first."""
+    names = [*folders]
+    if len(names) == 1:
+        raise RevelaError(f"{column} needs another data set as context: give --only two or more")
+    return folders[names[names.index(column) - 1]][-1]
 
 
 def _model(table: Table, row: Row, size: str, seed: int, options: Options) -> tuple[str, int]:
@@ -339,7 +356,8 @@ def _heads_command(table: Table, options: Options) -> Command:
     named = _named(table, heads, "", options)
     unread = merged(named)[1]
     flags = flags_of({n: v for n, v in named.items() if n not in unread})
-    sources, out = corpus_of(heads, options).sources, _heads_file(options)
+    sources = corpus_of(heads, options).sources
+    out = options.out / f"heads-{_digest([flags, sources])}.json"
     return Command(["heads", *sources, "--out", str(out), *flags], out)
 
 
@@ -349,13 +367,9 @@ def _heads_corpus() -> Corpus:
     return WIKIPEDIA_TEXT
 
 
-def _heads_file(options: Options) -> Path:
-    return options.out / ("heads-small.json" if options.small else "heads.json")
-
-
-def found_heads(options: Options, count: int) -> list[tuple[int, int]]:
+def found_heads(table: Table, options: Options, count: int) -> list[tuple[int, int]]:
     """The best heads that the probe has found: (layer, head)."""
-    ranking = json.loads(_heads_file(options).read_text())["ranking"]
+    ranking = json.loads(_heads_command(table, options).makes.read_text())["ranking"]
     return [(int(layer), int(head)) for layer, head, _ in ranking[:count]]
 
 

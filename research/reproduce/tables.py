@@ -15,7 +15,7 @@ Settings = Mapping[str, Any]
 """Settings of `revela train` by name, with ``method``: a preset."""
 RECIPES = Path(__file__).parents[1] / "recipes"
 PAIRS = "{pairs}"
-"""In sources and settings: the folder of judged pairs that --pairs gives."""
+"""In settings: the folder of judged pairs that --pairs gives; as a source: its documents."""
 OF_PAIRS = "MS MARCO documents dev"
 """The column that is scored on that folder."""
 
@@ -63,8 +63,8 @@ class Row:
         after: another row, whose retriever is trained on (`--model`).
         model: not trained: "BM25", or the name for `revela eval`; by size, if there are several.
         columns: data sets that it is scored on; none: all of the table.
-        in_other_context: the slots of a contextual retriever (CDE) have documents of the data set
-            before, not of the one that is searched.
+        in_other_context: the slots of a contextual retriever (CDE) have documents of another data
+            set than the one that is searched.
         rrf: row that is fused with BM25 by reciprocal ranks (k = 60, 200 kept): this is the fusion.
         sizes: sizes in the CSV file; none: those of the table.
         small: settings with --small, above those of ``small.py``.

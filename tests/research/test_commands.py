@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
+import sys
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 from conftest import make_rows, parsed
 from research.benchmarks import demo, from_raw
 from revela.errors import RevelaError
-from revela.training.commands import eval_commands
+from revela.training.commands import eval_commands, run_commands
 from tests.collection_folder import write_judged
 
 RECIPES = Path(__file__).parents[2] / "research" / "recipes"
@@ -155,6 +157,17 @@ def test_a_contextual_retriever_reads_a_compressed_collection(tmp_path):
         fit, _ = eval_commands("model", [tmp_path / "scifact"], tmp_path, slots=8)
         assert fit.words[-3] == str(tmp_path / "scifact" / name)
         file.unlink(missing_ok=True)
+
+
+def test_a_retriever_in_a_context_is_made_again_after_another_training(tmp_path, monkeypatch):
+    for name in ("model", "model-in-scifact"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "modules.json").touch()
+    os.utime(tmp_path / "model-in-scifact" / "modules.json", (0, 0))
+    fit, _ = eval_commands(tmp_path / "model", [tmp_path / "scifact"], tmp_path, slots=8)
+    monkeypatch.setattr(sys, "executable", "true")
+    run_commands([fit])
+    assert not (tmp_path / "model-in-scifact").exists()  # which revela fit makes
 
 
 def test_steps_of_the_demo(monkeypatch, tmp_path, capsys):

@@ -20,7 +20,7 @@ from research.reproduce.__main__ import main
 from research.reproduce.data import write_task
 from research.reproduce.figures import FIGURES
 from research.reproduce.papers import TABLES, find_table
-from research.reproduce.run import Options, settings_of
+from research.reproduce.run import Options, check, corpus_of, settings_of
 from revela.errors import RevelaError
 from revela.evaluation.collection import load_collection
 from revela.training import check_settings, commands, distributed
@@ -131,6 +131,36 @@ def test_a_report_has_numbers_here_published_and_their_difference():
     assert "26.7 (not to be reproduced)" in text and "- RepLLaMA: not run: the 1B" in text
 
 
+@pytest.mark.parametrize("name", ["dwell-5", "cde-7"])
+def test_stages_are_checked_before_the_first_has_run(name, pairs, tmp_path):
+    corpus = (str(pairs / "corpus.jsonl"),)
+    check(find_table(name), Options(tmp_path, small=True, corpus=corpus, pairs=pairs))
+
+
+@pytest.mark.parametrize(
+    ("words", "changes"),
+    [
+        ("--figure revela-v1-7", ("--only scifact", "--only fiqa")),
+        ("--table dream-table3-heads", ("--lm A", "--lm B")),
+    ],
+)
+def test_what_is_stored_is_named_by_what_it_is_made_of(words, changes, capsys):
+    made = list[set[str]]()
+    for change in changes:
+        main(f"{words} {change} --dry-run".split())
+        lines = re.findall(
+            "^revela (?:groups|heads) .* --out ([^ ]+)", capsys.readouterr().out, re.M
+        )
+        made.append({*lines})
+    assert all(made) and made[0] != made[1]
+
+
+def test_compressed_documents_of_judged_pairs_are_read(tmp_path):
+    (tmp_path / "corpus.jsonl.gz").touch()
+    row, options = find_table("dwell-5").rows[0], Options(tmp_path, pairs=tmp_path)
+    assert corpus_of(row, options).sources == (f"{tmp_path}/corpus.jsonl.gz",)
+
+
 REFUSED = {
     "revela-v1-4": "is unknown",
     "revela-v1-1 --only msmarco": "has no 'msmarco'",
@@ -139,13 +169,18 @@ REFUSED = {
     "revela-v1-1 --small": "give --corpus TEXT",
     "dream-2 --small --corpus t --data none --rows Qwen3-Embedding-8B": "no collection in none",
     "revela-v1-1 --query-heads 4": "--query-heads has no effect",
+    "cde-table2-mteb --only scifact --dry-run": "scifact needs another data set as context",
+    "--figure cde-6 --corpus GROUPS --dry-run": "GROUPS holds groups",
 }
 
 
 @pytest.mark.parametrize("flags", REFUSED)
-def test_what_cannot_be_run_is_said_in_one_sentence(flags, capsys):
+def test_what_cannot_be_run_is_said_in_one_sentence(flags, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "GROUPS").mkdir()
+    (tmp_path / "GROUPS" / "groups.json").touch()
     with pytest.raises(SystemExit):
-        main(["--table", *flags.split()])
+        main(shlex.split(flags if flags.startswith("--") else f"--table {flags}"))
     (said,) = capsys.readouterr().err.strip().splitlines()
     assert REFUSED[flags] in said
 

@@ -96,7 +96,7 @@ CELLS = {
 }
 LARGE = {"method": "cde-paper"}
 PLAIN = {**LARGE, "context": 0}
-OF_PAIRS = Corpus("pairs", (f"{PAIRS}/corpus.jsonl",))
+OF_PAIRS = Corpus("pairs", (PAIRS,))
 JUDGED = {"queries": "judged", "pairs": [PAIRS], "filter": "", "max_epochs": 4}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from research.reproduce.papers.revela import plain
 from research.reproduce.tables import MRR, OF_PAIRS, PAIRS, RECALL, Corpus, Row, Table
 
-DOCUMENTS = Corpus("msmarco-documents", (f"{PAIRS}/corpus.jsonl",))
+DOCUMENTS = Corpus("msmarco-documents", (PAIRS,))
 SIZE = ("220M",)
 NOT_OPEN = "no retriever of it in a form that revela opens"
 SMALL = {"model": "new:tiny", "layers": 0, "lora_rank": 0, "lm_tokens": 256, "max_tokens": 256}

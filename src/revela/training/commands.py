@@ -18,6 +18,7 @@ import torch
 
 from revela.encoders.torch_model import uses_bf16
 from revela.errors import RevelaError
+from revela.files import remove_whole
 from revela.text.judgements import jsonl_file
 from revela.training.device import compute_device
 from revela.training.groups.store import is_group_folder
@@ -67,6 +68,8 @@ class Command:
         torchrun = ["torch.distributed.run", *TORCHRUN[1:], str(self.processes), "-m"]
         start = torchrun if self.processes > 1 else []
         words = [sys.executable, "-m", *start, "revela", *self.words]
+        if self.after is not None and self.makes.name == MODULES:  # the folder has to be new
+            remove_whole(self.makes.parent)
         # In a session of its own, so that Ctrl-C reaches it once, through this process.
         child = subprocess.Popen(words, start_new_session=True)
         with handled(lambda number, _: child.send_signal(number)):
@@ -79,12 +82,23 @@ class Command:
             raise error
 
 
-def run_commands(commands: Iterable[Command]) -> None:
-    """Print and run each command that is not done; the result of others is kept."""
+def run_commands(
+    commands: Iterable[Command], *, dry_run: bool = False, printed: set[str] | None = None
+) -> None:
+    """Print and run each command that is not done, once; the result of others is kept.
+
+    Args:
+        dry_run: print all, and run none.
+        printed: commands of earlier calls, which are left out; those of this call are added.
+    """
+    printed = set() if printed is None else printed
     for command in commands:
-        is_done = command.is_done
+        if str(command) in printed:
+            continue
+        printed.add(str(command))
+        is_done = not dry_run and command.is_done
         print(f"already done: {command.makes}" if is_done else command, flush=True)
-        if not is_done:
+        if not (dry_run or is_done):
             command.run()
 
 

@@ -159,7 +159,7 @@ def compare(
             *eval_commands(folder, on, saved, slots=slots, precision=precision),
         ]
         if dry_run:
-            print(*commands, sep="\n")
+            run_commands(commands, dry_run=True)
             continue
         run_commands(commands)
         folders[label] = folder
