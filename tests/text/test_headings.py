@@ -163,6 +163,10 @@ def test_a_heading_is_repeated_in_part_only():
     assert max(map(len, titles(document, pieces(document, 5)))) == 200
 
 
+def test_a_line_with_code_between_fences_begins_no_block():
+    assert [s.headings for s in sections("```pip``` does it.\n\n# Use\n")] == ["", "# Use\n"]
+
+
 def test_a_line_of_a_megabyte_takes_no_time():
     document = Document("a.md", f"# C#{' ' * 2**20}D\r\n\nThe text of it. It ends.")
     assert titles(document, pieces(document, 4))[-1] == "C#"

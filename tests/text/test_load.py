@@ -8,8 +8,9 @@ import pytest
 
 from conftest import SENTENCE
 from revela.errors import RevelaError
-from revela.text.load import Reading
-from revela.text.readers import common
+from revela.text.load import Reading, read_corpus
+from revela.text.readers import common, sources_of, write_source
+from revela.types import Document
 
 
 def lines(*rows):
@@ -45,6 +46,14 @@ def test_bad_lines_are_counted_and_named_within_the_share(reads):
     said = r"5 of 26 entries cannot be read.*a\.jsonl:21.*--max-bad-share"
     with pytest.raises(RevelaError, match=said):
         reads({}, max_bad_share=0.1)
+
+
+def test_documents_with_half_a_pair_are_written_and_not_read(tmp_path):
+    fields = Reading().fields()
+    (source,) = sources_of([Document("a", f"{SENTENCE} \ud800"), Document("b", SENTENCE)])
+    path = write_source(source, fields, tmp_path / "a.jsonl")
+    documents, report = read_corpus([path])
+    assert [d.id for d in documents] == ["b"] and report.examples == {"not UTF-8": ["a.jsonl:1"]}
 
 
 def test_a_huge_line_is_skipped_without_being_held(reads, monkeypatch):

@@ -25,6 +25,8 @@ WITHOUT_DOCUMENTS = [
     "",
     "[]",
     '{"compilerOptions": {}, // as tsc has it\n}',
+    '{"text": 3, // as tsc has it\n}',
+    '{"text": "a \\"name", /* as tsc has it */ }',
     '{"name": "text", "text": 3}',
     '["text", "text"]',
     '{"rows": [{"text": "deeper than rows are"}]}',
@@ -54,7 +56,7 @@ def test_lines_of_objects_are_rows_with_a_mark_or_without(reads, name, codec):
 
 
 def test_rows_without_text_and_broken_rows_are_bad(reads):
-    rows = json.dumps([{"text": SENTENCE}, {"body": "x"}, 3])
+    rows = json.dumps([{"text": f"{SENTENCE} http://"}, {"body": "x"}, 3])
     documents, report = reads({"a.json": rows, "torn.json": rows[:-20]}, max_bad_share=1)
     assert len(documents) == 1 and report.bad == 3
     assert report.examples == {

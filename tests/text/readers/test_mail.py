@@ -74,6 +74,35 @@ def test_a_page_that_a_browser_saved_is_read(reads):
     assert "iVBOR" not in document.text and "=3D" not in document.text
 
 
+def in_parts(kind, *parts):
+    """A part of several, each given as its headers and its text."""
+    joined = "".join(f"--{kind}\n{part}\n" for part in parts)
+    return f"Content-Type: multipart/{kind}; boundary={kind}\n\n{joined}--{kind}--\n"
+
+
+PLAIN, PAGE = "Content-Type: text/plain\n\n", "Content-Type: text/html\n\n"
+NOTES = "Content-Type: text/plain\nContent-Disposition: inline; filename=notes.txt\n\nThe roof."
+PICTURE = "Content-Type: image/png\nContent-Disposition: inline; filename=a.png\n\niVBORw0KGgo="
+BOTH = in_parts("alternative", f"{PLAIN}They dance.", f"{PAGE}<p>They fly.</p>")
+LINKED = in_parts("related", f"{PAGE}<p>They fly.</p>", PICTURE, "Content-Type: text/css\n\na {}")
+INNER = f"From: Bo\nSubject: Hay\n{PLAIN}Under the oak."
+PARTS = [
+    (in_parts("mixed", f"{PLAIN}Above it.", PICTURE, f"{PLAIN}Below it."), "Above it.|Below it."),
+    (in_parts("mixed", f"{PAGE}<p>Above it.</p>", PICTURE, NOTES), "Above it.|The roof."),
+    (in_parts("mixed", BOTH, f"{PLAIN}The list."), "They dance.|The list."),
+    (LINKED, "They fly."),
+    (in_parts("alternative", f"{PLAIN}They dance.", LINKED), "They dance."),
+    (in_parts("mixed", f"Content-Type: message/rfc822\n\n{INNER}"),
+     "Subject: Hay\nFrom: Bo|Under the oak."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("parts", "expected"), PARTS)
+def test_every_part_is_read_once_and_of_alternatives_one(reads, parts, expected):
+    ((document,), _) = reads({"a.eml": f"From: Ann\nSubject: Bees\n{parts}"}, min_words=1)
+    assert document.text.split("\n\n") == ["From: Ann", *expected.split("|")]
+
+
 DAMAGED = {
     "undefined": "Content-Type: text/plain; charset=undefined\n\nBread is baked \xe9.",
     "punycode": "Content-Type: text/plain; charset=punycode\n\nBread is baked \xe9.",

@@ -250,6 +250,8 @@ NUMBERS = [
     (45.678, "0.##", "45.68"),
     (1.5, "# ?/?", "1.5"),
     (12000, "0.00E+00", "12000"),
+    (1.989e30, "0.00", "1.989e+30"),
+    (-5, "000", "-005"),
     (datetime.date(2024, 3, 1), "d.m.yy", "2024-03-01"),
     ("0042", "@", "0042"),
 ]
@@ -257,9 +259,9 @@ NUMBERS = [
 
 @pytest.mark.parametrize(("value", "form", "shown"), NUMBERS)
 def test_numbers_are_shown_as_in_their_cells(tmp_path, value, form, shown):
-    xlsx(tmp_path / "a.xlsx", {"Sheet": [[value, "x"]]}, formats=[form])
+    xlsx(tmp_path / "a.xlsx", {"Sheet": [[value, "of all"]]}, formats=[form])
     text = text_of(tmp_path / "a.xlsx").removeprefix("# Sheet\n\n")
-    assert text in (f"{shown} | x", f"{shown}: x")
+    assert text in (f"{shown} | of all", f"{shown}: of all")
 
 
 @pytest.mark.parametrize("folder", ["OEBPS/", ""])
@@ -339,8 +341,13 @@ def test_open_document(tmp_path, title):
         f"<text:list-item><text:p>They<text:s/>dance<text:note>{note}</text:note-body></text:note>."
         f'</text:p></text:list-item></text:list><table:table table:name="T">{table}</table:table>'
     )
+    inner = f"<table:table>{row.format(cell.format('Bath'))}</table:table>"
+    outer = row.format(f"{cell.format('Rome')}<table:table-cell>{inner}</table:table-cell>")
+    body += f"<table:table><table:table-header-rows>{outer}</table:table-header-rows></table:table>"
     odf(tmp_path / "a.odt", body, title=title)
-    expected = "## Of bees\n\n- They dance (Often.).\n\nRoom: Oslo; Summer: 120; Winter: 80"
+    expected = (
+        "## Of bees\n\n- They dance (Often.).\n\nRoom: Oslo; Summer: 120; Winter: 80\n\nRome: Bath"
+    )
     assert text_of(tmp_path / "a.odt", title) == expected
 
 

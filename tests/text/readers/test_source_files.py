@@ -298,6 +298,23 @@ def test_front_matter_is_text_and_fields_but_for_layout_and_empty_keys(reads, en
     assert third.metadata == {} and reads({})[0][0].metadata == {}
 
 
+TITLED = {
+    "---\ntitle: >-  \n  How bees\n  fly\nday: 3\n---\nThey do.": "a.md",
+    "---\ntitle: |\n  How bees fly\n\n---\nThey do.": "a.md",
+    '---\ntitle: "How bees fly"\n---\nThey do.': "a.md",
+    "How bees fly\n============\n\nThey do.": "a.rst",
+    "\n======\n How bees fly\n======\nThey do.": "a.rst",
+    "#+TITLE: How bees fly\nThey do.": "a.org",
+}
+
+
+@pytest.mark.parametrize("text", TITLED)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_titles_of_text(reads, text, end):
+    ((document,), _) = reads({TITLED[text]: text.replace("\n", end)}, min_words=1)
+    assert document.title == "How bees fly"
+
+
 PICTURE = base64.b64encode(random.Random(0).randbytes(300)).decode()
 WRAPPED = "\n".join(PICTURE[i : i + 76] for i in range(0, len(PICTURE), 76))
 DRAWING = "<svg xmlns='http://www.w3.org/2000/svg'><path d='M 0 0 (1,2)'/></svg>"

@@ -10,6 +10,7 @@ import gzip
 import io
 import math
 import os
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -54,8 +55,16 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_rows_become_documents(tmp_path, name):
+@pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
+def test_rows_become_documents(tmp_path, name, packed):
     WRITERS[name](tmp_path / name, pa.Table.from_pylist(ROWS))
+    if packed:
+        raw = (tmp_path / name).read_bytes()
+        pack = (
+            gzip.compress if packed == ".gz" else partial(pa.compress, codec="zstd", asbytes=True)
+        )
+        (tmp_path / (name + packed)).write_bytes(pack(raw))
+        (tmp_path / name).unlink()
     documents, report = read_corpus([tmp_path])
     assert list(documents) == [Document(str(r["id"]), r["text"], r["title"]) for r in ROWS]
     assert not report.skipped
@@ -84,6 +93,20 @@ def test_a_column_of_another_type_is_named(tmp_path):
     pq.write_table(pa.table({"text": [[1], [2]]}), tmp_path / "a.parquet")
     with pytest.raises(RevelaError, match=r'column "text" is not text.*list<'):
         read_corpus([tmp_path / "a.parquet"])
+
+
+@pytest.mark.parametrize("column", ["id", "text"])
+def test_two_columns_of_one_name_are_named(tmp_path, column):
+    names = ["id", "text", column]
+    pq.write_table(pa.table([pa.array([SENTENCE])] * 3, names), tmp_path / "a.parquet")
+    with pytest.raises(RevelaError, match=f'parquet: two columns "{column}": rename one of them'):
+        read_corpus([tmp_path / "a.parquet"])
+
+
+def test_an_id_and_a_title_may_be_binary(tmp_path):
+    row = {"id": b"k1", "title": "Süd".encode(), "text": SENTENCE}
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
+    assert read_corpus([tmp_path])[0][0] == Document("k1", SENTENCE, "Süd")
 
 
 def test_a_row_without_text_is_bad_and_the_others_are_read(tmp_path):
@@ -130,14 +153,15 @@ def test_a_large_csv_without_a_column_of_text_is_named(reads, monkeypatch):
 
 def test_bad_csv_rows_are_told_apart(tmp_path):
     raw = b"id,text\n1,one\n2,two,three\n3,f\xfcnf\n4\n5,five\n"
-    report = ReadReport()
-    found = csv_documents(raw, tmp_path / "a.csv", report)
-    assert [d.text for d in found] == ["one", "fünf", "five"] and report.bad == 2
-    assert report.examples == {
-        "read as windows-1252": ["a.csv"],
-        "row of 3 fields under a header of 2": ["a.csv:3"],
-        "row of 1 fields under a header of 2": ["a.csv:5"],
-    }
+    for lines_above in (b"", b"\n\n", b"sep=,\n"):
+        report, count = ReadReport(), lines_above.count(b"\n")
+        found = csv_documents(lines_above + raw, tmp_path / "a.csv", report)
+        assert [d.text for d in found] == ["one", "fünf", "five"] and report.bad == 2
+        assert report.examples == {
+            "read as windows-1252": ["a.csv"],
+            "row of 3 fields under a header of 2": [f"a.csv:{3 + count}"],
+            "row of 1 fields under a header of 2": [f"a.csv:{5 + count}"],
+        }
 
 
 def test_a_quote_that_nobody_closed_costs_no_row(tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from revela.types import Document
 
 LARGEST = 2**20  # maximum characters of JSON without the text field; a longer file is data
 
+_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*+"?')
 # A string of five words or more, or letters of other scripts, also escaped.
 _PROSE = re.compile(r'"[^\W\d_][^"\s]* (?:[^"\s]+ ){3}|[^\W\d_a-zA-Z]{5}|(?:\\u[\da-fA-F]{4}){5}')
 
@@ -51,7 +52,12 @@ def read_json(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
     if has_field and others and _is_row(first, fields):
         yield from read_jsonl(path, name, fields, report)
         return
-    value = _parsed(source) if has_field else None
+    try:
+        value = _parsed(source) if has_field else None
+    except DamagedFile:
+        if not _has_comments(source):
+            raise
+        value = None
     rows = value if isinstance(value, list) else [value]
     if not any(_has_text(row, fields) for row in rows):
         if len(source) > LARGEST:
@@ -64,6 +70,12 @@ def read_json(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
     for number, row in enumerate(rows, 1):
         where = name if rows is not value else f"{name}:{number}"
         yield from _documents(row, where, fields, report)
+
+
+def _has_comments(source: str) -> bool:
+    """Whether JSON has comments, as the settings of some programs do."""
+    outside = _STRING.sub("", source)
+    return "//" in outside or "/*" in outside
 
 
 def _has_text(row: Any, fields: Fields) -> bool:

@@ -60,7 +60,7 @@ def _document(raw: bytes, name: str, report: ReadReport) -> Iterator[Document]:
         if not message.keys():
             report.skip("not mail", name, bad=True)
             return
-        text = "\n\n".join(dict.fromkeys(filter(None, [_body(message), *_attached(message)])))
+        text = "\n\n".join(dict.fromkeys(filter(None, _texts(message))))
         text = f"{_headers(message, NAMED)}\n\n{text}"
         text = common.without_surrogates(text).strip()
         subject = _header(message, "Subject")
@@ -79,18 +79,30 @@ def _headers(message: EmailMessage, names: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _attached(message: EmailMessage) -> Iterator[str]:
-    """The mail and the text in the attachments of a message."""
-    for part in message.walk():
-        if not isinstance(part, EmailMessage) or part is message:
-            continue
-        inner = part.get_payload()
-        if part.get_content_type() == "message/rfc822" and isinstance(inner, list):
-            for mail in inner:
-                assert isinstance(mail, EmailMessage)
-                yield f"{_headers(mail, ('Subject', *NAMED))}\n\n{_body(mail)}".strip()
-        elif part.is_attachment() and part.get_content_maintype() == "text":
-            yield _shown(part).strip()
+def _texts(part: EmailMessage, is_shown: bool = True) -> Iterator[str]:
+    """The texts of a message or of a part, in order, with attached mail and text.
+
+    Of alternatives, and of a page with what belongs to it, only the best text is shown.
+    """
+    parts = [inner for inner in part.iter_parts() if isinstance(inner, EmailMessage)]
+    if part.get_content_type() == "message/rfc822":
+        for mail in parts:
+            yield _headers(mail, ("Subject", *NAMED))
+            yield from _texts(mail)
+    elif parts:
+        best = _best(part, parts)
+        for inner in parts:
+            yield from _texts(inner, is_shown and best in (None, inner))
+    elif part.get_content_maintype() == "text" and (is_shown or part.is_attachment()):
+        yield _shown(part).strip()
+
+
+def _best(part: EmailMessage, parts: Sequence[EmailMessage]) -> EmailMessage | None:
+    """The one of the parts to show, which has plain text or else HTML; None: all."""
+    if part.get_content_type() not in ("multipart/alternative", "multipart/related"):
+        return None
+    body = part.get_body(("plain", "html"))
+    return next((inner for inner in parts if any(leaf is body for leaf in inner.walk())), None)
 
 
 def _header(message: EmailMessage, key: str) -> str:
@@ -109,14 +121,6 @@ def _metadata(message: EmailMessage) -> dict[str, Value]:
     with suppress(TypeError, ValueError):
         return {"date": parsedate_to_datetime(_header(message, "Date")).date().isoformat()}
     return {}
-
-
-def _body(message: EmailMessage) -> str:
-    """The plain text of a message, or else the text of its HTML."""
-    shown = message.get_body(("plain", "html")) or next(
-        (part for part in message.walk() if part.get_content_maintype() == "text"), None
-    )
-    return _shown(shown).strip() if isinstance(shown, EmailMessage) else ""
 
 
 def _shown(part: EmailMessage) -> str:

@@ -15,7 +15,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote
@@ -147,12 +147,17 @@ def _shown(cell: Any) -> object:
         return value
     positive, *negative = cell.number_format.split(";")
     form = _NUMBER_FORMAT.fullmatch(negative[0] if negative and value < 0 else positive)
+    plain = f"{value:.10g}" if isinstance(value, float) else value
     if not form or form["digits"].endswith(","):  # of thousands
-        return f"{value:.10g}" if isinstance(value, float) else value
+        return plain
     number = Decimal(repr(abs(value) if negative else value)) * (100 if "%" in form[0] else 1)
     whole, _, part = form["digits"].partition(".")
-    number = number.quantize(Decimal(1).scaleb(-len(part)), ROUND_HALF_UP)
-    digits = f"{number:0{whole.count('0') + len(part) + bool(part)}{',' * (',' in whole)}f}"
+    try:
+        number = number.quantize(Decimal(1).scaleb(-len(part)), ROUND_HALF_UP)
+    except InvalidOperation:  # over 28 digits
+        return plain
+    width = number.is_signed() + whole.count("0") + len(part) + bool(part)
+    digits = f"{number:0{width}{',' * (',' in whole)}f}"
     spare = len(part) - part.count("0")  # digits that are shown if they are not 0
     digits = digits[: len(digits) - spare] + digits[len(digits) - spare :].rstrip("0")
     before, after = (_LITERAL.sub(_literal, form[name]) for name in ("before", "after"))
@@ -219,12 +224,20 @@ def _blocks(parent: ET.Element | None) -> Iterator[str]:
         elif kind == "list":
             yield "\n".join(_blocks(element))
         elif kind == "table":
-            rows = element.iterfind(".//{*}table-row")
-            lines = "\n\n".join(sheet_tables([*_odf_cells(row)] for row in rows))
+            lines = "\n\n".join(sheet_tables([*_odf_cells(row)] for row in _odf_rows(element)))
             is_sheet = parent is not None and _local(parent.tag) == "spreadsheet"
             yield f"# {named.get('name', '')}\n\n{lines}" if is_sheet and lines else lines
         elif kind not in ("tracked-changes", "sequence-decls", "forms", "table-of-content"):
             yield from _blocks(element)
+
+
+def _odf_rows(parent: ET.Element) -> Iterator[ET.Element]:
+    """The rows of a table and of its groups of rows, without those of tables in its cells."""
+    for child in parent:
+        if _local(child.tag) == "table-row":
+            yield child
+        elif _local(child.tag) != "table":
+            yield from _odf_rows(child)
 
 
 def _odf_cells(row: ET.Element) -> Iterator[str]:

@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any, TextIO
 
 from revela.errors import RevelaError, first_line
-from revela.text.endings import suffix
+from revela.text.endings import COMPRESSED, suffix
 from revela.text.readers import common
 from revela.text.readers.common import ReadReport, TooLarge, UnsupportedFile
 from revela.text.readers.rows import Fields, columns_of, document_of
@@ -45,17 +45,26 @@ def read_parquet(path: Path, name: str, fields: Fields, report: ReadReport) -> I
 
 def parquet_batches(path: Path, columns: Callable[[Any], list[str]]) -> Iterator[Any]:
     """The record batches of a file. ``columns``: a schema -> names to read."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    # No memory map: the process would crash if the file shrank. No pre-buffering: it holds whole
-    # row groups. Names that are not UTF-8 must be given to pyarrow as bytes.
+    # No pre-buffering: it holds whole row groups.
     with (
-        pa.OSFile(os.fsencode(path)) as source,
+        _open_arrow(path) as source,
         pq.ParquetFile(source, pre_buffer=False, buffer_size=2**20) as file,
     ):
         names = columns(file.schema_arrow)
         yield from file.iter_batches(ROWS, columns=names, use_threads=False)
+
+
+def _open_arrow(path: Path) -> Any:
+    """Open a file for pyarrow, decompressed."""
+    import pyarrow as pa
+
+    if path.suffix in COMPRESSED:
+        return pa.BufferReader(common.read_bytes(path))
+    # No memory map: the process would crash if the file shrank. Names that are not UTF-8 must be
+    # given to pyarrow as bytes.
+    return pa.OSFile(os.fsencode(path))
 
 
 @contextmanager
@@ -77,7 +86,7 @@ def read_arrow(path: Path, name: str, fields: Fields, report: ReadReport) -> Ite
     """
     import pyarrow as pa
 
-    with pa.OSFile(os.fsencode(path)) as source:
+    with _open_arrow(path) as source:
         try:
             batches = file = pa.ipc.open_stream(source)
         except pa.ArrowInvalid:
@@ -102,6 +111,9 @@ def documents_of(
     selected = (part.select(columns_of(part.schema.names, fields)) for part in parts)
     rows = chain.from_iterable(part.to_pylist() for part in selected)
     for number, row in enumerate(rows, 1):
+        for column, value in row.items():
+            if isinstance(value, bytes):
+                row[column] = value.decode("utf-8", "backslashreplace")
         if document := document_of(row, f"{name}:{number}", fields, report):
             yield document
 
@@ -111,6 +123,8 @@ def _text_columns(schema: Any, fields: Fields) -> list[str]:
     import pyarrow as pa
 
     columns = columns_of(schema.names, fields)
+    if repeated := next((column for column in columns if schema.names.count(column) > 1), None):
+        raise UnsupportedFile(f'two columns "{repeated}": rename one of them')
     kind = schema.field(fields.text).type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if kind not in (pa.string(), pa.large_string(), pa.string_view()):
@@ -186,12 +200,13 @@ def _rows_of(
 
     If a quote is not closed, its line is read without quotes, and the lines after it as usual.
     """
-    header = next((line for line in lines if line.strip()), "")
+    first = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    number, header = next(first, (1, ""))
     above = [header, *islice(lines, LINES_ABOVE)]
     delimiter, lines = _delimiter(above, delimiters), chain(above[1:], lines)
     if named := re.fullmatch(r"sep=(.)\s*", header):
-        delimiter, header = named[1], next(lines, "")
-    lines, number, mended, taken = chain([header], lines), 1, 0, list[str]()
+        delimiter, header, number = named[1], next(lines, ""), number + 1
+    lines, mended, taken = chain([header], lines), 0, list[str]()
 
     def noted(lines: Iterator[str]) -> Iterator[str]:
         for line in lines:

@@ -21,7 +21,9 @@ _FRONT_MATTER = re.compile(
     r"\s*(?:---|(\+\+\+))[ \t]*\n(.*?\n)(?(1)\+\+\+|(?:---|\.\.\.))[ \t]*(?:\n|\Z)", re.S
 )
 _FRONT_TITLE = re.compile(
-    r"""^title(?::|[ \t]*=)[ \t]*(?P<quote>["']?)(.+?)(?P=quote)[ \t]*$""", re.M
+    r"""^title(?::|[ \t]*=)[ \t]*(?:[|>][-+\d]*[ \t]*((?:\n[ \t]+\S.*)+)"""
+    r"""|(?P<quote>["']?)(.+?)(?P=quote)[ \t]*$)""",
+    re.M,
 )
 # The fields of front matter, the names of those for layout, and empty values.
 _FIELD = re.compile(
@@ -45,7 +47,7 @@ _UNDERLINED = re.compile(
 _TIMES = r"(?:\d+:)?\d\d:\d\d[.,]\d{3}[ \t]+-->.*"
 _CUE = re.compile(
     rf"^WEBVTT.*\n|(?<=\n\n)(?:NOTE|STYLE|REGION)\b.*\n(?:.+\n)*"
-    rf"|(?:^\ufeff?\d+[ \t]*\n|(?<=\n\n).+\n)(?={_TIMES}\n)|^{_TIMES}\n|^[ \t]*\n"
+    rf"|(?:^\d+[ \t]*\n|(?<=\n\n).+\n)(?={_TIMES}\n)|^{_TIMES}\n|^[ \t]*\n"
     r"|</?[a-z][^<>\n]*>|\{\\[^{}\n]*\}",
     re.MULTILINE,
 )
@@ -73,7 +75,7 @@ def read_text(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
         text = text.replace("\r\n", "\n") if text.startswith(("---\r\n", "+++\r\n")) else text
         if front := _FRONT_MATTER.match(text):
             named = _FRONT_TITLE.search(front[2])
-            title = named[2] if named else ""
+            title = (named[1] or named[3]) if named else ""
             given = {field[2]: field for field in _FIELD.finditer(front[2])}
             values = {name: _value(given[name][3]) for name in given.keys() & {*fields.kept}}
             metadata = {name: plain_value(v) for name, v in values.items() if v or v == 0}
@@ -82,9 +84,9 @@ def read_text(path: Path, name: str, fields: Fields, report: ReadReport) -> Iter
             left_out = front[0].count("\n") - kept.count("\n")  # lines keep their numbers
             text = kept + "\n" * left_out + text[front.end() :]
         title = title or first_heading(text)
-    elif found := _NAMED.search(text[:2000]):
+    elif found := _NAMED.search(head := text[:2000].replace("\r\n", "\n")):
         title = found[1]
-    elif found := _UNDERLINED.match(text[:2000]):
+    elif found := _UNDERLINED.match(head):
         title = found[2]
     yield Document(name, text, plain_title(title), metadata=metadata)
 
@@ -94,6 +96,8 @@ def _value(given: str) -> object:
 
     >>> _value(" 2024"), _value("[Anna, 'Otto']"), _value("\\n- a: 1\\n- b"), _value("x  # day")
     (2024, ['Anna', 'Otto'], ['a: 1', 'b'], 'x')
+    >>> _value(" >-\\n  How bees\\n  fly")
+    'How bees fly'
     """
     text = " ".join(re.sub(r"(?m)(?:^|[ \t])#.*", "", given).split())
     if text.startswith(("[", "- ")):
@@ -101,7 +105,7 @@ def _value(given: str) -> object:
         return [found for item in items if (found := item.strip(" '\""))]
     with suppress(ValueError, RecursionError):
         return json.loads(text)
-    return text.lstrip("|> ").strip("'\"")
+    return re.sub(r"^[|>][-+\d]*(?: |$)", "", text).strip("'\"")
 
 
 def read_subtitles(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
