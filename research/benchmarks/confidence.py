@@ -51,9 +51,10 @@ def index_of(folder: Path, part: Collection, model: str | None, out: Path, token
     """The index of some documents of a collection, kept or made now."""
     if not ((info := read_info(out)) and info.finished):
         chosen, corpus = set(part.document_ids), out.parent / "corpus.jsonl"
-        rows = (row for row in read_rows(folder, "corpus.jsonl") if str(row["_id"]) in chosen)
+        rows = read_rows(folder, "corpus.jsonl")
+        lines = (f"{json.dumps(row)}\n" for name, row in rows.items() if name in chosen)
         with atomic_write(corpus) as temporary:
-            temporary.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+            temporary.write_text("".join(lines))
         with redirect_stdout(sys.stderr):
             make_index([corpus], out=out, model=model, settings=Indexing(keep_tokens=tokens))
     return Index.open(out, model, default_rerank="late-interaction" if tokens else None)

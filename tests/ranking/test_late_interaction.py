@@ -10,6 +10,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from revela.evaluation.collection import Collection
+from revela.evaluation.evaluate import store_of
 from revela.ranking.bm25 import BM25, term_weights
 from revela.ranking.fusion import Owner, length_factor
 from revela.ranking.late_interaction import (
@@ -55,6 +57,15 @@ def test_late_interaction_is_the_loop(width):
     assert late_interaction(query_TW, weight_T, [b""]) == [0] and late_interaction(
         query_TW, np.zeros(4), packed
     ).tolist() == [0, 0, 0]
+
+
+def test_an_evaluation_by_tokens_shows_its_progress(monkeypatch, capsys):
+    monkeypatch.setattr("revela.terminal.SHOWN_AFTER", 0)
+    texts = [document.text for document in DOCS]
+    collection = Collection("c", [d.id for d in DOCS], texts, ["q"], ["abab"], {"q": {"d0": 1}})
+    for progress in (False, True):
+        store_of(collection, Letters(), by_tokens=True, progress=progress)
+        assert ("encoding passages:" in capsys.readouterr().err) == progress
 
 
 def test_a_token_weighs_as_its_word():

@@ -41,15 +41,6 @@ def similarity(one: str, other: str) -> float:
     return len(a & b) / len(a | b)
 
 
-def test_near_duplicates_go_and_different_texts_stay():
-    rng = random.Random(0)
-    base = [text(rng, 200) for _ in range(30)]
-    copies = [edited(t, 3, rng) for t in base[:10]]
-    relatives = [edited(t, 60, rng) for t in base[10:20]]
-    found = near_duplicates(corpus(base + copies + relatives), 0.8)
-    assert found == {30 + i: i for i in range(10)}
-
-
 @pytest.mark.parametrize("least", [0.5, 0.7, 0.9])
 def test_the_same_as_comparing_all_pairs(least):
     """Texts edited more and more, so that similarities lie on both sides of the threshold: beyond

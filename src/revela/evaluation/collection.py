@@ -155,9 +155,14 @@ class Collection:
         return BM25(self.documents, self.language)
 
 
+def last_part(path: Path) -> str:
+    """The last part of a path; of . and .., the name of the folder."""
+    return path.name if path.name.strip(".") else path.resolve().name
+
+
 def load_collection(folder: Path, language: str = "auto") -> Collection:
     """Read a folder in BEIR layout; queries without a relevant document are dropped."""
-    rows = {str(row["_id"]): row for row in read_rows(folder, "corpus.jsonl")}
+    rows = read_rows(folder, "corpus.jsonl")
     titles = {name: str(row.get("title") or "").strip() for name, row in rows.items()}
     corpus = {name: f"{titles[name]} {row['text']}".strip() for name, row in rows.items()}
     if not corpus:
@@ -168,7 +173,7 @@ def load_collection(folder: Path, language: str = "auto") -> Collection:
     )
     sources = [str(row["document_id"]) for row in rows.values() if "document_id" in row]
     return Collection(
-        folder.name,
+        last_part(folder),
         document_ids=list(corpus),
         documents=list(corpus.values()),
         query_ids=list(queries),

@@ -15,7 +15,7 @@ from revela.encoders.base import TextEncoder
 from revela.encoders.prompts import OWN, Given
 from revela.errors import RevelaError
 from revela.evaluation import runs
-from revela.evaluation.collection import Collection, load_collection
+from revela.evaluation.collection import Collection, last_part, load_collection
 from revela.evaluation.metrics import QueryScores, Run, per_query
 from revela.evaluation.results import SystemScores
 from revela.evaluation.significance import standings
@@ -126,7 +126,7 @@ def evaluations(
 
 def short_names(names: Sequence[str | Path]) -> dict[str, str]:
     """Short name -> path or hub id. The short name is the last part, if no other name has it."""
-    last = [Path(name).name for name in names]
+    last = [last_part(Path(name)) for name in names]
     return {
         part if last.count(part) == 1 else str(name): str(name)
         for part, name in zip(last, names, strict=True)
@@ -181,7 +181,7 @@ def store_of(
     """Encode a collection, with token vectors if ``by_tokens``, and join it with its BM25."""
     packed: list[bytes] = []
     if by_tokens:
-        vectors_ND, packed = encode_packed(encoder, collection.documents)
+        vectors_ND, packed = encode_packed(encoder, collection.documents, progress)
     else:
         vectors_ND = encoder.encode_passages(collection.documents, progress=progress)
     rule = FusionRule()

@@ -47,7 +47,7 @@ def search_runs(
             f"the maximum for an index ({collection.name})"
         )
     for name, index in indexes.items():
-        for how in dict.fromkeys((None, rerank if rerank == "late-interaction" else None)):
+        for how in (None, rerank) if rerank == "late-interaction" else (None,):
             results = index.search_many(queries, k=TOP, rerank=how)
             pairs = zip(collection.query_ids, results, strict=True)
             run = {query: {hit.id: hit.score for hit in hits} for query, hits in pairs}
@@ -110,8 +110,8 @@ def check_run(run: Run, name: str, collection: Collection) -> None:
 def read_candidates(path: Path, collection: Collection) -> Run:
     """Read a run of a collection, with a ranking for each of its queries."""
     run, documents, name = read_run(path), {*collection.document_ids}, collection.name
-    for number, line in numbered_lines(path):
-        if (document := line.split()[2]) not in documents:
+    for number, columns in _rows_of(path):
+        if (document := columns[2]) not in documents:
             raise RevelaError(f"{path}:{number}: {name} has no {document}: give a run of {name}")
     if missing := [query for query in collection.query_ids if query not in run]:
         raise RevelaError(f"{path} lacks the query {missing[0]} of {name}: give a run of all")
@@ -139,12 +139,19 @@ def write_run(path: Path, run: Run, system: str) -> None:
         )
 
 
+def _rows_of(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(number, columns) of the lines that are not blank."""
+    for number, line in numbered_lines(path):
+        if columns := line.split():
+            yield number, columns
+
+
 def read_run(path: Path) -> Run:
     """Read a run file: query id -> document id -> score, best first."""
     run: dict[str, dict[str, float]] = {}
-    for number, line in numbered_lines(path):
+    for number, columns in _rows_of(path):
         try:
-            query, _, document, _, given, _ = line.split()
+            query, _, document, _, given, _ = columns
             score = float(given)
             if not math.isfinite(score):
                 raise ValueError

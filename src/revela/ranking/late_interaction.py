@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from revela.encoders.base import TextEncoder
 from revela.ranking.bm25 import Weight
 from revela.ranking.fusion import best_first
+from revela.terminal import progress_bar
 from revela.types import QueryTokens, Vectors
 
 Item = TypeVar("Item")
@@ -40,10 +41,13 @@ def packed_signs(tokens_JW: Vectors) -> bytes:
     return np.packbits(tokens_JW > 0, axis=1).tobytes()
 
 
-def encode_packed(encoder: TextEncoder, texts: Sequence[str]) -> tuple[Vectors, list[bytes]]:
+def encode_packed(
+    encoder: TextEncoder, texts: Sequence[str], progress: bool = False
+) -> tuple[Vectors, list[bytes]]:
     """The vectors (N, D) of passages, and ``packed_signs`` of each one's token vectors."""
     vectors, packed = [], list[bytes]()
-    for start in range(0, len(texts), PART):
+    parts = range(0, len(texts), PART)
+    for start in progress_bar("encoding passages", "part", parts) if progress else parts:
         vectors_ND, tokens = encoder.encode_with_tokens(texts[start : start + PART])
         vectors.append(vectors_ND)
         packed += map(packed_signs, tokens)

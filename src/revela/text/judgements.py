@@ -28,7 +28,8 @@ Qrels = dict[str, dict[str, int]]
 
 def read_judgements(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
     """Query id -> text, for queries with a relevant document; and all scores."""
-    queries = {str(row["_id"]): str(row["text"]) for row in read_rows(folder, "queries.jsonl")}
+    rows = read_rows(folder, "queries.jsonl")
+    queries = {name: str(row["text"]) for name, row in rows.items()}
     path = folder / "qrels" / f"{split}.tsv"
     qrels = _read_qrels(path)
     if not qrels:
@@ -64,12 +65,12 @@ def jsonl_file(folder: Path, name: str) -> Path:
     return compressed if compressed.is_file() and not path.is_file() else path
 
 
-def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
-    """The rows, with _id and text, of a folder's JSONL file or its .gz; equal rows once."""
+def read_rows(folder: Path, name: str) -> dict[str, dict[str, Any]]:
+    """_id -> row, with _id and text, of a folder's JSONL file or its .gz; equal rows once."""
     path = jsonl_file(folder, name)
     if not path.is_file():
         raise RevelaError(f"{folder} is not a BEIR-layout folder: it has no {name} (nor {name}.gz)")
-    return list(_rows_of(path).values())
+    return _rows_of(path)
 
 
 def read_queries(path: Path) -> dict[str, str]:

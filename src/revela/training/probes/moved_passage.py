@@ -93,7 +93,8 @@ def load_answers(folder: Path) -> AnswerSet:
     if has_passages:
         documents = collection.documents
         row_of = {name: row for row, name in enumerate(collection.document_ids)}
-        text_of = {str(row["_id"]): row["text"].strip() for row in read_rows(folder, PASSAGES)}
+        rows = read_rows(folder, PASSAGES)
+        text_of = {name: row["text"].strip() for name, row in rows.items()}
     else:
         documents, row_of, text_of = _articles(folder)
     for query_id, query in zip(collection.query_ids, collection.queries, strict=True):
