@@ -30,15 +30,14 @@ INDEX = "examples/train_on_a_folder.md"  # what a link to the folder leads to
 LINK = re.compile(r"\[(?P<words>[^\[\]]*)\]\((?!\w+:|#)(?P<target>[^()\s]+)\)")
 
 
-PAGES = {p.relative_to(ROOT / "docs").as_posix() for p in ROOT.glob("docs/**/*.md")}
-PAGES |= ORIGINS.keys()
-
-
 def sources() -> dict[str, Path]:
     """The file that each page is made of, by the page's path in the site."""
     pages = {path.relative_to(ROOT / "docs").as_posix(): path for path in ROOT.glob("docs/**/*.md")}
     others = {page: ROOT / origin for origin, page in ELSEWHERE.items()}
     return dict(sorted((pages | others).items()))
+
+
+PAGES = set(sources())
 
 
 def markdown_of(path: Path) -> str:

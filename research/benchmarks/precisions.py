@@ -20,8 +20,8 @@ from research.benchmarks.options import (
 )
 from revela.encoders.load import load_encoder, resolve
 from revela.evaluation.collection import load_collection
+from revela.evaluation.evaluate import by_id, without_themselves
 from revela.evaluation.metrics import mean_scores, per_query
-from revela.ranking.exact import rankings_of, top_k
 from revela.types import Precision
 
 TITLES = ("fp32", "bf16", "int8", "cosine of bf16", "cosine of int8", "least cosine of int8")
@@ -43,11 +43,8 @@ def main() -> None:
         scores, passages = [], []
         for encoder in encoders:
             passages.append(encoder.encode_passages(part.documents))
-            nearest = rankings_of(*top_k(encoder.encode_queries(part.queries), passages[-1], 100))
-            run = {
-                query: {part.document_ids[i]: score for i, score in found.items()}
-                for query, found in zip(part.query_ids, nearest, strict=True)
-            }
+            nearest = part.nearest(encoder.encode_queries(part.queries), passages[-1])
+            run = without_themselves(part, by_id(part, nearest))
             scores.append(mean_scores(per_query(part.qrels, run))["ndcg@10"])
         bf16, int8 = ((other * passages[0]).sum(axis=1) for other in passages[1:])
         rows.append([*scores, float(bf16.mean()), float(int8.mean()), float(int8.min())])

@@ -30,6 +30,7 @@ import numpy as np
 from research.benchmarks.options import RESEARCH, parser_of
 from revela.encoders.base import Encoded, Features, TextEncoder
 from revela.evaluation.collection import load_collection
+from revela.files import bytes_of
 from revela.ranking.bm25 import BM25
 from revela.ranking.exact import top_k
 from revela.ranking.fusion import DEPTH, reciprocal_rank_fusion
@@ -214,10 +215,6 @@ def print_facts(**facts: object) -> None:
     print(json.dumps(facts | {"peak_gb": round(peak_gb(), 2)}))
 
 
-def size_of(folder: Path) -> float:
-    return round(sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e9, 2)
-
-
 def rows_of(folder: Path, columns: Sequence[str]) -> Iterator[object]:
     import lancedb
 
@@ -263,7 +260,9 @@ def ours(arguments: argparse.Namespace) -> None:
         return sum(map(sum, hits)) / (10 * len(hits))
 
     facts = dict(recall_hybrid=recall(DEPTH), recall_dense=recall(20))
-    print_facts(chunks=len(index), folder_gb=size_of(out), **facts, **modes, **built)
+    print_facts(
+        chunks=len(index), folder_gb=round(bytes_of(out) / 1e9, 2), **facts, **modes, **built
+    )
 
 
 def plain(arguments: argparse.Namespace) -> None:
@@ -299,7 +298,7 @@ def plain(arguments: argparse.Namespace) -> None:
         rows = table.search(vector).limit(10).select(["vector"]).to_list()
         scores = np.array([row["vector"] for row in rows]) @ vector
         hits.append((scores >= best[-1] - 1e-6).sum() / 10)
-    facts = dict(recall=float(np.mean(hits)), folder_gb=size_of(out))
+    facts = dict(recall=float(np.mean(hits)), folder_gb=round(bytes_of(out) / 1e9, 2))
     print_facts(build=built, hybrid=latencies(search), **facts)
 
 
