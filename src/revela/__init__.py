@@ -16,10 +16,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-# torch's OpenMP threads spin while they wait, by default for 300,000 rounds, which makes a training
-# step several times slower when other processes need the cores. With 1,000 rounds a step takes half
-# as long again on an idle machine. libgomp reads the variable when torch is imported, and child
-# processes inherit it.
+# torch's OpenMP threads spin while they wait, which slows them down when other processes need the
+# cores. 10,000 rounds are four times faster than the default on a busy machine, and cost an idle
+# training step 2 to 9 % (research/notebook.md). libgomp reads the variable when torch is imported,
+# and child processes inherit it.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 

@@ -1,7 +1,8 @@
 """Decode bytes: by a byte order mark, as UTF-8, by the text's own declaration, or by a detector.
 
 The detector is uchardet, which comes with resiliparse. Of 700 texts of 60 bytes, in ten languages
-and 14 encodings, ``decode`` gets 648 right, and charset-normalizer 537. It misses cp850.
+and 14 encodings, ``decode`` gets 648 right, and charset-normalizer 537. uchardet misses cp850,
+which ``decode`` tries last.
 """
 
 from __future__ import annotations
