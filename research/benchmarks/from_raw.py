@@ -12,7 +12,7 @@ of the first tenth minus that of the last, with its 95 % interval). Rows that ha
 kept. RECIPE.csv and RECIPE-curves.png and .csv in --results are written after each row, with the
 rows that they had before, and rows that are missing are named.
 
-With --at-once 2 --threads 1 two rows run at a time; on a GPU as many as there are cores.
+With --at-once 2 --threads 1 two rows run at a time on two cores.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from revela.evaluation.collection import load_collection, save_collection
 from revela.evaluation.significance import MEASURE
 from revela.files import atomic_write
 from revela.terminal import counted
+from revela.training.checkpoint import IGNORED_WHEN_COMPARING_FINISHED_RUNS, check_same_run
 from revela.training.commands import (
     MODULES,
     Command,
@@ -64,6 +66,7 @@ JUDGED = ("scifact", "cosqa")
 PART = 500  # documents of the parts that are scored while a run goes on
 POINTS = 5
 PROBED = ["--max-tokens", "256", "--documents", "100"]
+MAY_DIFFER = IGNORED_WHEN_COMPARING_FINISHED_RUNS | {"threads", "model", "lm"}
 BOTH_TEXTS = "revela-gated-and-own-text"
 ON_GPU = " on a GPU"
 
@@ -91,6 +94,11 @@ class Row:
     def scores(self) -> Path:
         """Folder of its scores on whole collections, and of its probe."""
         return self.folder.with_name(f"{self.folder.name}-scores")
+
+    def check(self) -> None:
+        """Raise RevelaError if its folder has a finished run with other settings."""
+        if is_finished(self.folder):
+            check_same_run(Recipe.of(**self.settings).to_dict(), self.folder, MAY_DIFFER)
 
     @property
     def is_complete(self) -> bool:
@@ -140,7 +148,7 @@ class Plan:
             texts[BOTH_TEXTS] = [text, str(corpus_of(data / self.judged[0]))]
         changed = {name: value for name, value in given.items() if name != "threads"}
         more = "".join(f", {name.replace('_', ' ')} {value:g}" for name, value in changed.items())
-        short = "".join(f"-{value:g}" for value in changed.values())
+        short = "".join(f"-{name.replace('_', '-')}-{value:g}" for name, value in changed.items())
         return [
             Row(
                 name=f"{name}{more}, seed {seed}",
@@ -178,7 +186,8 @@ class Plan:
         for row in rows:
             if row.is_complete:
                 name = names[row.name]
-                table[name] = {"row": name} | _cells(row, runs[row.name])
+                before = table.get(name, {"row": name})  # with other collections, maybe
+                table[name] = before | _cells(row, runs[row.name])
         self._write_table([table[name] for name in sorted(table)])
         self.write_curves({names[name]: run for name, run in runs.items()})
         done = {name.removesuffix(ON_GPU) for name in table}
@@ -189,6 +198,7 @@ class Plan:
         columns = ["row", "steps", "million tokens", "minutes", *self.judged]
         columns += [*(f"BM25 {name}" for name in self.judged), "position drop", "from", "to"]
         columns += ["machine"]
+        columns = [*dict.fromkeys(chain(columns, *table))]  # of other collections too
         self.results.mkdir(parents=True, exist_ok=True)
         with atomic_write(self.table) as temporary, temporary.open("w", newline="") as file:
             writer = csv.DictWriter(file, columns, lineterminator="\n")
@@ -196,7 +206,7 @@ class Plan:
             writer.writerows(table)
         print_header(columns[1:])
         for row in table:
-            print_cells(row["row"], [row[name] for name in columns[1:]])
+            print_cells(row["row"], [row.get(name, "") for name in columns[1:]])
 
     def write_curves(self, series: Mapping[str, Run]) -> None:
         """Write the curves of these runs by name, and of those that the CSV had before."""
@@ -210,10 +220,10 @@ class Plan:
                 if line["panel"] == title and line["series"] not in series
             ]
             marks += [
-                Mark(label, (line.tokens_read or 0) / 1e6, line.judged[f"{name}-{PART}"])
+                Mark(label, (line.tokens_read or 0) / 1e6, scores[f"{name}-{PART}"])
                 for label, run in series.items()
                 for line in run.metrics
-                if line.judged
+                if f"{name}-{PART}" in (scores := line.judged or {})
             ]
             marks.sort(key=lambda mark: mark.series)
             panels.append(Panel(title, "million tokens read", "nDCG@10", marks))
@@ -288,7 +298,7 @@ def run(given: argparse.Namespace) -> None:
     """Run the rows that were asked for.
 
     Raises:
-        RevelaError: a name is unknown, or rows have failed.
+        RevelaError: a name is unknown, a finished row has other settings, or rows have failed.
     """
     settings = {"max_tokens_read": given.tokens, "groups_per_step": given.groups_per_step}
     settings = {name: v for name, v in {**settings, "threads": given.threads}.items() if v}
@@ -301,9 +311,11 @@ def run(given: argparse.Namespace) -> None:
     if given.show:
         plan.write_results(rows)
         return
+    wanted = [row for row in rows if not given.only or row.variant in given.only]
+    for row in wanted:
+        row.check()
     collections = [given.data / name for name in given.judged]
     each = partial(run_row, collections=collections, parts=plan.parts(given.data))
-    wanted = [row for row in rows if not given.only or row.variant in given.only]
     for _ in run_rows(wanted, each, given.at_once):
         plan.write_results(rows)
 

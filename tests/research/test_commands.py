@@ -74,8 +74,7 @@ def test_a_row_from_raw_weights_is_kept(
     assert ran == ["train", "eval", "eval", "probe"]
     from_raw.main([*given, "--only", "crops"])
     assert len(ran) == 4
-    said = capsys.readouterr().out
-    assert "missing: revela-gated, seed 0; revela-gated-and-own-text, seed 0" in said
+    assert "missing: revela-gated, seed 0; revela-gated-and-own-" in capsys.readouterr().out
     (row,) = csv.DictReader((tmp_path / "results" / "tiny.csv").open())
     assert row["row"] == "crops, seed 0" and row["steps"] == "2"
     scores = json.loads((tmp_path / "runs" / "crops-0-scores" / "cosqa.json").read_text())
@@ -99,6 +98,13 @@ def test_a_row_from_raw_weights_is_kept(
     with pytest.raises(SystemExit, match="2"):
         from_raw.main([*given, "--only", "crop"])
     assert "--only crop: there is no such row; there are revela-gated, c" in capsys.readouterr().err
+    for judged in (["cosqa"], ["scifact", "cosqa", "other"]):
+        from_raw.main([*given, "--show", "--judged", *judged])
+        assert [float(row["scifact"]) > 0 for row in csv.DictReader(table.open())] == [True, True]
+    (tmp_path / "tiny.toml").write_text(TINY.format(tiny_lm_folder).replace("= 2\nmax", "= 3\nmax"))
+    with pytest.raises(SystemExit):
+        from_raw.main([*given, "--only", "crops"])
+    assert "crops-0 has other settings (max_steps): give the same" in capsys.readouterr().err
 
 
 class InThisProcess:
@@ -143,6 +149,10 @@ def test_commands_of_the_rows(tmp_path, recipe, count):
         len({row.name for row in rows}) == len({r.folder for r in rows}) == len(rows) == 2 * count
     )
     assert all(", max tokens read 4, seed " in row.name for row in rows)
+    others = plan.rows("text.jsonl", tmp_path, [0, 1], {"groups_per_step": 4})
+    assert {row.folder for row in rows}.isdisjoint(row.folder for row in others)
+    plain = plan.rows("text.jsonl", tmp_path, [3], {"threads": 1})
+    assert all(row.folder.name == f"{row.variant}-3" for row in plain)
     for row in rows:
         for command in row.commands([tmp_path / "scifact"], [tmp_path / "part"]):
             assert parsed([*map(str, command.words)])[0] == command.words[0]
