@@ -18,7 +18,8 @@ from revela.evaluation.evaluate import outcomes
 from revela.evaluation.metrics import mean_scores
 from revela.text.load import read_corpus
 from revela.training.on_files import judge_on
-from revela.training.retriever.context import draw_documents
+from revela.training.retriever.context import continue_context, draw_documents
+from revela.training.settings import Context
 from revela.types import Document
 from tests.collection_folder import write_collection, write_lines
 
@@ -92,9 +93,18 @@ def test_not_all_can_have_a_context(contextual, saved_retriever, corpora, tmp_pa
     few = ("--group-size", 2, "--chunk-words", 20, "--max-steps", 1, "--method", "contrastive-crop")
     err = refused("train", corpora[0], "--model", contextual, *out, *few)
     assert f"{contextual} has {SLOTS} slots, which --context 0 with 1 vectors per document" in err
+    constant = ("--context", SLOTS, "--context-from", "constant")
+    err = refused("train", corpora[0], "--model", contextual, *out, *few, *constant)
+    assert f"{contextual} was trained with --context-from batch or corpus: give the same" in err
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").mkdir()
     assert "out exists: choose another --out" in refused("fit", *baked)
+
+
+def test_a_second_phase_reads_as_many_tokens_as_it_is_told(contextual):
+    settings = Context(context=SLOTS, context_tokens=7)
+    first = continue_context(settings, live(contextual).model, contextual)
+    assert first.model.max_seq_length == 7
 
 
 def test_a_judge_reads_in_the_context_of_each_collection(contextual, tmp_path):

@@ -156,3 +156,8 @@ def test_what_is_unread_is_refused(refused, corpus_file, tiny_lm_folder, tmp_pat
     given = ("--model", tiny_lm_folder, "--out", tmp_path / "out", *flags.split())
     err = refused("fit", corpus_file, *given)
     assert err.startswith(f"revela: {sentence}") and not (tmp_path / "out").exists()
+
+
+def test_a_table_reads_no_setting_of_a_tokenizer(tiny_lm_folder, tmp_path):
+    with pytest.raises(RevelaError, match="--lower-case has no effect with --static"):
+        Retriever.fit(["text"], tmp_path, model=tiny_lm_folder, static=True, lower_case="no")

@@ -59,6 +59,12 @@ def test_what_stored_groups_are_not(succeeds, refused, corpus_file, models, tmp_
     }.items():
         err = refused("train", folder, f"--out {tmp_path / 'out'}", models, flags)
         assert re.search(message, err) and not (tmp_path / "out").exists(), err
+    for verb, message in {
+        "train": "train on it alone",
+        "groups": "give the text that they",
+    }.items():
+        err = refused(verb, folder, corpus_file, f"--out {tmp_path / 'out'}", models)
+        assert f"{folder} holds groups" in err and message in err
 
 
 def test_who_holds_nothing_out_is_told_of_no_check(succeeds, corpus_file, models, tmp_path):

@@ -59,6 +59,13 @@ def test_of_a_larger_corpus_it_reads_a_part(recipe, tmp_path, monkeypatch, packe
     assert "% of them" in text
 
 
+def test_of_one_large_document_it_reads_the_document(recipe, tmp_path):
+    (tmp_path / "large.txt").write_text(make_rows(1, sentences=200)[0]["text"])
+    size = (tmp_path / "large.txt").stat().st_size
+    found, text = say(tmp_path, tmp_path / "large.txt", recipe, size // 2)
+    assert found["documents"] == 1 and "made-up" not in text
+
+
 def test_it_says_what_is_not_read_or_written(recipe, corpus_file, tmp_path):
     """The tiny LM would write no question, and the hub cannot be reached."""
     _, text = say(tmp_path, corpus_file, recipe.merge({"method": "dream"})[0])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from revela.training.checkpoint import recorded
-from revela.training.groups_per_batch import greatest_that_fits
+from revela.training.groups_per_batch import fitting_groups, greatest_that_fits
 from revela.training.methods.revela import RevelaLoss
 from revela.training.recipe import Recipe
 from revela.training.train import train
@@ -41,6 +41,27 @@ def test_a_pass_without_memory_ends_the_search():
     tried: list[int] = []
     assert greatest_that_fits(32, peak_of(0, 10, tried, memory=15), room=1000) == 1
     assert tried == [1, 2]
+
+
+def test_a_pass_without_memory_leaves_no_gradient(monkeypatch):
+    class Loss(torch.nn.Linear):
+        def forward(self, sides):
+            self.weight.sum().backward()
+            if len(sides[0]["ids"]) > 1:
+                raise torch.cuda.OutOfMemoryError("out of memory")
+            return self.weight.sum()
+
+    for name in ("memory_reserved", "reset_peak_memory_stats", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 1000))
+    loss = Loss(1, 1)
+    fits = fitting_groups(
+        4,
+        lambda _: iter([[i] for i in range(4)]),
+        lambda rows: {"a_ids": torch.ones(len(rows))},
+        loss,
+    )
+    assert fits == 1 and all(p.grad is None for p in loss.parameters())
 
 
 def test_the_number_is_found_once_per_run_and_then_read(tiny_lm_folder, tmp_path, monkeypatch):

@@ -39,7 +39,7 @@ TIMEOUT = 300.0  # seconds, on a loaded machine
 ASKED = dict(queries="telling-sentence")
 GATED = RUN | dict(method="revela-gated", gate_heads=4)
 # Processes that share a batch draw other numbers for dropout than one process does.
-CONTEXT = dict(context=3, context_from="corpus", context_dropout=0.0)
+CONTEXT = dict(context=3, context_from="corpus", context_dropout=0.0, groups="document")
 CASES = {
     "all that can be trained": GATED | dict(lm_lora=True, lora_dropout=0.1),
     "several batches": GATED | dict(groups_per_step=8, groups_per_batch=2, max_steps=3),
@@ -52,7 +52,8 @@ CASES = {
     "cde, dealt": RUN | {"method": "cde"} | ASKED | CONTEXT,
     "judged": RUN
     | dict(method="contrastive-pairs", pairs="judged", negatives=2, refresh_every=2, held_out=0.0)
-    | dict(groups_per_step=1, groups="cluster", near_duplicates=0.0),
+    | dict(groups_per_step=1, groups="cluster", near_duplicates=0.0)
+    | dict(surrogate="embedded:minilm-l6"),
     "spans": RUN | dict(method="dwell-spans", model="new:tiny", lora_rank=0),
 }
 SHARED = {"crop", "pairs", "cde", "judged"}

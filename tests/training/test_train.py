@@ -42,7 +42,7 @@ from revela.training.methods.heads import save_heads
 from revela.training.methods.registry import METHODS as NAMES
 from revela.training.methods.revela import ChunkBatches, Revela, RevelaLoss
 from revela.training.recipe import Recipe
-from revela.training.record import Provenance
+from revela.training.record import Provenance, RunFile
 from revela.training.retriever.card import Card, metadata_of
 from revela.training.step import BatchReader, Budget, Progress
 from revela.training.train import train
@@ -503,12 +503,16 @@ def test_another_model_finds_false_negatives(recipe, documents, tiny_lm_folder, 
     recipe = recipe.replace(method="cde", group_size=8, max_steps=1, **some)
     found, name = [], str(tmp_path / "surrogate")
     both, cut = {"surrogate": name, "filter": ""}, {"filter": name, "surrogate_tokens": 4}
-    for changes in ({}, {"surrogate": name}, {"filter": name}, both, cut):
+    clusters = {**both, "groups": "cluster"}
+    for changes in ({}, {"surrogate": name}, {"filter": name}, both, clusters, cut):
         out = tmp_path / f"out-{len(found)}"
         train(recipe.replace(**changes), documents, out)
         found.append(losses(out)[1])
     none, filtered, *_, cut_short = found
     assert none > filtered != cut_short and found[2:4] == [filtered, none]
+    read = [{*RunFile.read(tmp_path / f"out-{i}").about.models} for i in range(len(found))]
+    more = [set(), {"filter"}, {"filter"}, set(), {"surrogate"}, {"filter"}]
+    assert read == [{"model"} | names for names in more]
 
 
 def test_dream_takes_its_heads_from_a_file(recipe, taught_lm_folder, documents, tmp_path, caplog):

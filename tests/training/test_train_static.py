@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import operator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from revela.text.analyzer import Analyzer
 from revela.training.methods.contrastive import ContrastiveLoss
 from revela.training.methods.dwell import Spans
 from revela.training.retriever.build import untrained_retriever
-from revela.training.retriever.fit import WORDS_TO_VECTORS
+from revela.training.retriever.fit import WORDS_TO_VECTORS, lexical_vectors
 from revela.training.retriever.save import save_retriever
 from revela.training.retriever.static_from_words import build_word_table
 from revela.training.settings import Optimizer
@@ -53,6 +54,15 @@ def table_folder(tmp_path_factory, tiny_lm_folder):
 @pytest.fixture
 def recipe(table_folder, tiny_lm_folder):
     return SHORT.replace(model=str(table_folder), lm=str(tiny_lm_folder), max_steps=3)
+
+
+def test_words_are_read_on_the_cpu(recipe, documents, table_folder, monkeypatch):
+    model = untrained_retriever(recipe.retriever, table_folder, documents)
+    table_VD = model[0].table_VD().detach()
+    on_a_gpu = SimpleNamespace(cpu=lambda: table_VD)  # of which NumPy reads nothing
+    monkeypatch.setattr(type(model[0]), "table_VD", lambda _: on_a_gpu)
+    texts = [document.text for document in documents]
+    assert lexical_vectors(model, texts, 0.0).shape == (len(texts), table_VD.shape[1])
 
 
 @pytest.mark.parametrize("case", CASES)

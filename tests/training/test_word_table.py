@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import MagicMock
+
 import numpy as np
 import pytest
 import torch
@@ -115,6 +117,12 @@ def test_texts_are_windows_after_their_titles_and_a_sample_of_many(monkeypatch):
     assert all(text.startswith("A title w") for text in texts[:3]) and texts[3] == "Short."
     monkeypatch.setattr(training, "MAX_TEXTS", 3)
     assert Examples.of(documents).texts == [texts[0], texts[1], texts[3]]
+
+
+def test_a_fit_without_a_lexical_half_makes_no_examples(monkeypatch):
+    monkeypatch.setattr(training, "fit_to_corpus", lambda *_, **__: None)
+    monkeypatch.setattr(Examples, "of", lambda *_: pytest.fail("the corpus was chunked"))
+    training.fit_encoder(MagicMock(), MagicMock())
 
 
 def test_titles_and_docstrings_are_queries_of_their_texts():

@@ -21,7 +21,14 @@ from revela.text.spool import ArrowList, arrow_list
 from revela.training.check_settings import check_groups
 from revela.training.groups.order import Model, encode_both_sides, encoders_by
 from revela.training.groups.prebuilt import group_members, holds_groups
-from revela.training.groups.store import GroupedCorpus, GroupFolder, Member, check_out, save_groups
+from revela.training.groups.store import (
+    GroupedCorpus,
+    GroupFolder,
+    Member,
+    check_out,
+    is_group_folder,
+    save_groups,
+)
 from revela.training.groups.strategies import mixed_groups
 from revela.training.models import find_weights
 from revela.training.recipe import Recipe
@@ -48,6 +55,8 @@ def build_groups(
     check_groups(recipe.groups, recipe.queries, recipe.method)
     if weights and (len(weights) != len(sources) or min(weights) <= 0):
         raise RevelaError(f"give --weights a number above 0 for each of the {len(sources)} corpora")
+    if stored := next(filter(is_group_folder, sources), None):
+        raise RevelaError(f"{stored} holds groups already: give the text that they were made of")
     silence_libraries()
     prebuilt = [source for source in sources if holds_groups(source)]
     seed, size = recipe.training.seed, recipe.groups.group_size

@@ -132,6 +132,8 @@ def _check_models(recipe: Recipe, reads_text: bool) -> None:
         find_weights(recipe.queries.query_lm or recipe.lm.lm, offline)
     if reads_text and recipe.groups.surrogate:
         find_weights(recipe.groups.surrogate, "")
+    if of_batches := method.model_of_batches(recipe.groups):
+        find_weights(of_batches, "")
 
 
 def _check_lm(lm: LanguageModel, folder: Path, recipe: Recipe) -> None:

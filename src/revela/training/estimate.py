@@ -138,7 +138,8 @@ def _sample(corpus: Sequence[Path], recipe: Recipe, limit: int) -> tuple[Sequenc
         documents = list(joined_by_title(documents, report))
     stride = max(1, round(sum(len(document.text) for document in documents) / limit))
     # Of all lengths, as a few long documents may have half of the text.
-    kept = sorted(documents, key=lambda document: len(document.text))[stride // 2 :: stride]
+    by_length = sorted(documents, key=lambda document: len(document.text))
+    kept = by_length[min(stride, len(by_length)) // 2 :: stride]
     return kept, share * len(kept) / max(1, len(documents))
 
 

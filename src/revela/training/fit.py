@@ -47,7 +47,7 @@ FITTED_BY = (
 )
 "The settings that a fit reads, other than the model."
 LAYER_SETTINGS = (
-    *("layers", "pooling", "max_tokens", "query_prompt", "passage_prompt"),
+    *("layers", "pooling", "max_tokens", "lower_case", "query_prompt", "passage_prompt"),
     *("token_weighting", "whitening", "lexical", "precision"),
 )
 "Settings of ``FITTED_BY`` that a table of words does not read."

@@ -14,7 +14,7 @@ import logging
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -33,6 +33,7 @@ from revela.terminal import progress_bar
 from revela.text.spool import ArrowList, arrow_list
 from revela.text.words import count_terms, runs, terms
 from revela.training.distributed import cores
+from revela.training.groups.strategies import Groups
 from revela.training.lm import generate
 from revela.training.lm.generate import CLOSING, PLACE, Writer
 from revela.training.models import find_model
@@ -44,7 +45,6 @@ log = logging.getLogger(__name__)
 WRITING_BATCH = 32
 BLOCK = 64  # chunks whose queries are written at a time during training
 NO_QUERY = "no chunk has a query: try another --queries than {}, or another --query-lm"
-Groups = Callable[[int], Iterator[list[int]]]  # as in groups/
 
 # A small model follows examples; it repeats an instruction instead of following it.
 EXAMPLES = (

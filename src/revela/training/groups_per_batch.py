@@ -47,9 +47,11 @@ def fitting_groups(
         rows = [(0, row) for group in islice(groups(0), number) for row in group]
         torch.cuda.reset_peak_memory_stats(device)
         on_device = {name: sent(tensor, device) for name, tensor in read(rows).items()}
-        loss_module(sides(on_device)).backward()
-        for p in trained:
-            p.grad = None
+        try:
+            loss_module(sides(on_device)).backward()
+        finally:  # an error of memory leaves gradients, too
+            for p in trained:
+                p.grad = None
         return torch.cuda.max_memory_allocated(device)
 
     fits = min(distributed.all_gather(greatest_that_fits(own, run, room)))

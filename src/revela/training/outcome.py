@@ -32,7 +32,8 @@ class TrainingResult:
         kept: step of the saved state; 0: the start.
         minutes: training time.
         tokens: tokens that the retriever read.
-        models: setting ("model", "lm", "query_lm") -> the model that was read.
+        models: setting ("model", "lm", "query_lm", "surrogate", "filter") -> the model that was
+            read.
         signal: number of the signal (Ctrl-C, SIGTERM) that ended the run; 0: none.
     """
 
@@ -78,9 +79,10 @@ class TrainingResult:
 def save_outcome(
     data: TrainingSet,
     encoder: RetrieverEncoder,
+    result: TrainingResult,
+    *,
     context_encoder: ContextEncoder | None,
     context_texts: Sequence[str],
-    result: TrainingResult,
     provenance: Provenance,
     folder: Path,
 ) -> None:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from revela.encoders.torch_model import uses_bf16
+from revela.errors import RevelaError
 from revela.training.device import compute_device
 from revela.training.lm.language_model import load_language_model
 from revela.training.lm.prompts import PromptMaker
 from revela.training.methods.dream import query_heads
-from revela.training.methods.heads import Head
+from revela.training.methods.heads import METHOD, Head
 from revela.training.methods.revela import sibling_heads
 from revela.training.models import find_weights, load_tokenizer
 from revela.training.recipe import Recipe
@@ -21,7 +22,14 @@ from revela.types import Document
 def rank_heads(
     recipe: Recipe, documents: Sequence[Document], queries_file: Path | None
 ) -> tuple[Path, list[Head]]:
-    """The LM's folder, and the ranking of its heads for the recipe's method."""
+    """The LM's folder, and the ranking of its heads for the recipe's method.
+
+    Raises:
+        RevelaError: the method reads no heads.
+    """
+    if not hasattr(recipe.method, "heads"):
+        those = " or ".join(METHOD.values())
+        raise RevelaError(f"--method {recipe.method.name} reads no heads: give --method {those}")
     folder = find_weights(recipe.lm.lm, recipe.retriever.offline_model)
     device = compute_device()
     bf16 = uses_bf16(recipe.training.precision, device)

@@ -146,8 +146,8 @@ class Retriever:
     """Replaces the default --model and --lm when the hub cannot be reached and they are not cached.
     Empty: refuse to start, as the presets with -paper in their name do."""
     layers: NonNegativeInt = 6
-    """Lower layers of a decoder that the retriever keeps. 0: all. Sentence-Transformers models and
-    T5Gemma stay complete."""
+    """Lower layers that the retriever keeps of a transformers model, a decoder or an encoder. 0:
+    all. Sentence-Transformers models and T5Gemma stay complete."""
     pooling: Rare[Pooling] = "mean"
     """How a decoder's token vectors become one vector: the mean, one weighted by position, the
     state of the text's last token, or that of an EOS appended to it."""
@@ -182,7 +182,8 @@ class Context:
     """Documents read in training: texts of the batch, any of its corpus, or none (constant: learned
     rows only, as a control)."""
     context_layers: Rare[NonNegativeInt] = 1
-    "Lower layers of the retriever that the first stage copies. 0: all."
+    """Lower layers of the retriever that the first stage copies. 0: all. A second phase keeps the
+    first stage of the first phase."""
     context_tokens: Rare[PositiveInt] = 64
     "Maximum tokens of a context document."
     context_vectors_per_document: Rare[PositiveInt] = 1
@@ -262,7 +263,7 @@ class Training:
     max_tokens_read: Rare[NonNegativeFloat] = 0.0
     "Stop after the retriever has read this many million tokens. 0: no limit."
     check_every: NonNegativeInt = 50
-    "Steps between label-free checks. 0: only at the end."
+    "Steps between label-free checks. 0: only before the first step and at the end."
     check_queries: ClassVar[int] = 150  # per task of the label-free check
     check_passages: ClassVar[int] = 600  # per task
     check_questions: NonNegativeInt = 0

@@ -210,8 +210,16 @@ def train(
         # Method and optimiser.
         budget = Budget.of(settings, n_groups)
         parts = BuildContext(
-            *(recipe.groups, recipe.queries, recipe.retriever, recipe.context, recipe.lm, settings),
-            *(encoder.retriever, data.documents, data.rows, encoder.retriever.bf16),
+            groups=recipe.groups,
+            queries=recipe.queries,
+            retriever=recipe.retriever,
+            context=recipe.context,
+            lm=recipe.lm,
+            training=settings,
+            model=encoder.retriever,
+            documents=data.documents,
+            rows=data.rows,
+            bf16=encoder.retriever.bf16,
             count=budget.count,
             context_encoder=context_encoder,
             corpora=data.corpora,
@@ -252,7 +260,10 @@ def train(
         read = partial(read_rows, written.row if written else data.rows.__getitem__, collate)
 
         def groups_per_batch() -> int:
-            """One without a GPU of CUDA, where larger batches gain nothing."""
+            """--groups-per-batch; for auto as many as fit into a GPU of CUDA. It is 1 on other
+            devices, where larger batches gain nothing, and for batches that processes share, that
+            have a context, or that a model makes.
+            """
             is_free = settings.groups_per_batch == "auto" and device.type == "cuda" and ahead
             if not is_free or is_shared or recipe.context.context:
                 return settings.fixed_groups_per_batch
@@ -312,8 +323,15 @@ def train(
             scores = {name: found for name, found in {**rows, "saved": after}.items() if found}
             used, curve = {flag: model["name"] for flag, model in models.items()}, metrics.rows
             result = TrainingResult(out, scores, curve, step, kept, minutes, tokens, used, stopped)
-            context = context_encoder, context_texts
-            save_outcome(data, encoder, *context, result, provenance, folder)
+            save_outcome(
+                data,
+                encoder,
+                result,
+                context_encoder=context_encoder,
+                context_texts=context_texts,
+                provenance=provenance,
+                folder=folder,
+            )
             recipe.method.save(loss_module, out)
             metrics.close()
             if not stopped:
@@ -385,6 +403,10 @@ def _models(data: TrainingSet, folder: Path, has_check: bool) -> dict[str, dict[
         found["lm"] = find_model(lm, offline)
     if data.has_written_queries or (has_check and recipe.training.check_questions):
         found["query_lm"] = find_model(recipe.queries.query_lm or lm, offline)
+    if data.folder is None and recipe.groups.groups == "cluster" and recipe.groups.surrogate:
+        found["surrogate"] = find_model(recipe.groups.surrogate, "")
+    if of_batches := recipe.method.model_of_batches(recipe.groups):
+        found["filter"] = find_model(of_batches, "")
     return {flag: {"name": n, "digest": fingerprint(place)} for flag, (n, place) in found.items()}
 
 

@@ -394,8 +394,11 @@ class TrainingSet:
 def check_sources(recipe: Recipe, sources: Sequence[Source]) -> GroupFolder | None:
     """Refuse sources that cannot be trained on; returns the folder of groups, if they are one."""
     paths = [source for source in sources if isinstance(source, Path)]
-    if len(sources) == 1 and paths and paths[0].is_dir() and is_group_folder(paths[0]):
-        stored = GroupFolder(paths[0])
+    groups = [path for path in paths if is_group_folder(path)]
+    if groups and len(sources) > 1:
+        raise RevelaError(f"{groups[0]} holds groups: train on it alone, without other sources")
+    if groups:
+        stored = GroupFolder(groups[0])
         check_stored(recipe, stored)
         return stored
     if world_size() > 1 and sources and not recipe.pairs:
@@ -415,7 +418,9 @@ def check_stored(recipe: Recipe, stored: GroupFolder) -> None:
     first = stored.members(range(stored.size))
     if recipe.pairs:
         raise RevelaError(f"--pairs needs documents, and {folder} holds groups: give the corpus")
-    if kind in ("interleaved", "split") and kind not in stored.settings.get("groups", ""):
+    kinds = stored.settings.get("groups", ())
+    takes_others = kind not in ("interleaved", "split", "cluster")
+    if not takes_others and kind not in kinds and (kind != "cluster" or "ready" not in kinds):
         raise RevelaError(
             f"{folder} holds groups of another kind: make others by revela groups --groups {kind}"
         )

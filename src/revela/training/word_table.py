@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -149,8 +148,12 @@ def fit_encoder(encoder: RetrieverEncoder, data: TrainingSet, steps: int | None 
     of its vectors by ``train_pieces``.
     """
     seed, tokenizer = data.recipe.training.seed, encoder.model.tokenizer.backend_tokenizer
-    examples, texts = Examples.of(data.documents), LazyTexts(data.chunks, lambda c: c.text)
-    train_rows = partial(train_pieces, tokenizer, examples=examples, steps=steps, seed=seed)
+    texts = LazyTexts(data.chunks, lambda c: c.text)
+
+    def train_rows(rows_VD: Tensor) -> Tensor:
+        examples = Examples.of(data.documents)
+        return train_pieces(tokenizer, rows_VD, examples, steps=steps, seed=seed)
+
     fit_to_corpus(encoder.retriever, texts, data.recipe.fit, seed=seed, train_rows=train_rows)
     encoder.words_to_vectors = WORDS_TO_VECTORS
 

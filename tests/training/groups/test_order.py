@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from revela.errors import RevelaError
 from revela.text.spool import arrow_list
 from revela.training.generated_queries import sample_chunks
+from revela.training.groups import order
 from revela.training.groups.order import similar_order
 from revela.training.groups.store import GroupedCorpus, save_groups
 from revela.training.groups.strategies import groups_along
@@ -24,8 +27,8 @@ def test_groups_of_similar_chunks_have_a_query_once(queries):
     rows = arrow_list(
         Chunk, (Chunk(i // 5, f"text {i}", f"title {i // 5 if titled else i}") for i in range(100))
     )
-    order = np.random.default_rng(0).permutation(100)
-    groups = groups_along(order, rows, 10, 0, "queries")
+    order_R = np.random.default_rng(0).permutation(100)
+    groups = groups_along(order_R, rows, 10, 0, "queries")
     for epoch in range(2):
         made = list(groups(epoch))
         assert len(made) == 10
@@ -46,6 +49,24 @@ def test_groups_are_cut_from_clusters_of_another_size(cluster_size):
     places, kinds = ([len(set(g)) for g in some.tolist()] for some in (groups, groups // 4))
     assert np.mean(kinds) < 1.3
     assert (np.mean(places) > 2) == (cluster_size == 16)
+
+
+def test_a_process_encodes_its_share_by_the_surrogate(monkeypatch):
+    read = list[str]()
+
+    def encode(texts):
+        read.extend(texts)
+        return np.ones((len(texts), 2), np.float32)
+
+    surrogate = SimpleNamespace(encode_queries=encode, encode_passages=encode)
+    monkeypatch.setattr(order, "load_surrogate", lambda *_: surrogate)
+    monkeypatch.setattr(order, "world_size", lambda: 2)
+    monkeypatch.setattr(order, "my_share", lambda length: slice(length // 2))
+    monkeypatch.setattr(order, "gathered", lambda share: [share, share])
+    for encode_side in order.encoders_by(Groups(surrogate="s"), "fp32", None, 0.0):
+        read.clear()
+        assert encode_side([f"text {i}" for i in range(10)]).shape == (10, 2)
+        assert {*read} == {f"text {i}" for i in range(5)}
 
 
 def test_documents_are_drawn_until_there_are_enough_chunks_to_ask():
@@ -74,18 +95,23 @@ def test_stored_groups_are_counted(tmp_path, method):
     groups, number = TrainingSet(recipe, folder).groups(None, tmp_path)
     asks = recipe.method.reads == "queries"
     for epoch in range(2):
-        order = folder.order(0)(epoch)
-        kept = [g for g in order if not asks or any(folder.rows[i].query for i in g)]
+        stored_order = folder.order(0)(epoch)
+        kept = [g for g in stored_order if not asks or any(folder.rows[i].query for i in g)]
         assert list(groups(epoch)) == kept and len(kept) == number
     assert (number == 100) == (not asks)
 
 
-@pytest.mark.parametrize(("preset", "kind"), [("dream-paper", "split"), ("revela", "interleaved")])
+@pytest.mark.parametrize(
+    ("preset", "kind"),
+    [("dream-paper", "split"), ("revela", "interleaved"), ("cde-revela", "cluster")],
+)
 def test_stored_groups_serve_a_recipe_of_their_own_kind_alone(tmp_path, preset, kind):
     recipe = Recipe.of(preset, groups=kind, group_size=4)
-    for stored_as in (kind, "cluster"):
-        folder = stored(tmp_path / stored_as, ["why?"] * 40, {"documents": 40, "groups": stored_as})
-        if stored_as == kind:
+    served = {kind, "ready"} if kind == "cluster" else {kind}
+    for stored_as in served | {"cluster", "document"}:
+        made = {"documents": 40, "groups": [stored_as]}
+        folder = stored(tmp_path / stored_as, ["why?"] * 40, made)
+        if stored_as in served:
             assert TrainingSet(recipe, folder).groups(None, tmp_path)[1] == 10
         else:
             with pytest.raises(RevelaError, match=f"make others by revela groups --groups {kind}"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from revela.errors import RevelaError
 from revela.text.load import read_corpus
 from revela.training import rank_heads as heads
 from revela.training.methods import dream, revela
@@ -28,6 +30,11 @@ def test_a_ranking_is_kept_for_its_text(tiny_lm_folder, corpus_file, tmp_path, m
         ]
         assert len(probed) == 2 and found[0] == found[2] != found[1]
         probed.clear()
+
+
+def test_a_method_without_heads_is_refused():
+    with pytest.raises(RevelaError, match="contrastive-crop reads no heads: give --method revela"):
+        heads.rank_heads(Recipe.of("contrastive-crop"), [], None)
 
 
 def test_heads_are_probed_on_the_device_that_there_is(tiny_lm_folder, corpus_file, monkeypatch):

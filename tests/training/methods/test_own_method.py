@@ -84,7 +84,7 @@ def test_a_file_without_a_method_is_refused_in_a_sentence(tmp_path, text, senten
         file.write_text(text)
     with pytest.raises(RevelaError, match=sentence) as error:
         Recipe.of(f"{file}:Own")
-    with pytest.raises(RevelaError, match=r"own\.py"):  # and without the class
+    with pytest.raises(RevelaError, match=r"own\.py lacks the name of the class: give"):
         Recipe.of(str(file))
     assert "\n" not in str(error.value)
 

@@ -33,7 +33,7 @@ def similar_order(
     rows: ArrowList[Chunk], encoders: Encoders, settings: Groups, seed: int, reads: Reads
 ) -> Indices:
     """Order rows by the similarity of their vectors: of chunks, or of pairs of query and passage
-    for methods that read queries.
+    for methods that read queries. All ranks call it; the first one needs all vectors.
     """
     queries_RD, vectors_RD = encode_both_sides(rows, encoders, reads)
     second_RD = None
@@ -67,7 +67,7 @@ def encoders_by(
         by_words = functools.partial(lexical_vectors, model(), token_weighting=token_weighting)
         return by_words, by_words
     encoder = load_surrogate(settings.surrogate, precision, settings.surrogate_tokens)
-    return encode_in_batches(encoder.encode_queries), encode_in_batches(encoder.encode_passages)
+    return encode_on_all_ranks(encoder.encode_queries), encode_on_all_ranks(encoder.encode_passages)
 
 
 def load_or_make(file: Path, make: Callable[[], Indices]) -> Indices:

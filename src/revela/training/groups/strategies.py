@@ -4,8 +4,8 @@ Random regrouping lowers Revela's BEIR mean from 33.6 to 3.9 (tables 8-9). By de
 contiguous chunks of one or two documents, shuffled. Short documents share a group with similar
 ones, because chunks of random documents teach nothing after the first steps.
 
-To add a strategy, write a function here, call it in ``TrainingSet.corpus_groups``, and add
-its name to the setting ``groups``.
+To add a strategy, write a function here, call it in ``TrainingSet._groups_of``, and add its
+name to the setting ``groups``.
 
 Shapes: N documents, D width of a document's vector, R rows.
 """

@@ -129,8 +129,8 @@ PRESETS: dict[str, Preset] = {
     "cde": {"method": "cde", "groups": "cluster", "group_size": 32}
     | {"surrogate": "embedded:minilm-l6", "queries": "authors-words", "context": 16},
     # The contextual encoder, trained by next-token prediction alone. Give it several corpora
-    # (revela groups A B --weights 1 1): a context can only say what is special in a corpus if there
-    # is another.
+    # (revela groups A B --method cde-revela --weights 1 1): a context can only say what is special
+    # in a corpus if there is another.
     "cde-revela": {"method": "revela", "groups": "cluster"}
     | {"context": 16, "context_from": "corpus"},
     # As published: two whole encoders, 512 tokens, 512 documents as context, batches of a cluster.

@@ -233,9 +233,15 @@ class Dream(DocumentAttention):
         log.info(f"{len(heads)} heads that {do}: {names}")
         tau, gate, kernel = self.tau, self.gate, self.kernel
         loss = DreamLoss(
-            parts.model, lm, heads, tau=tau, gate=gate, kernel=kernel, **parts.batching
+            parts.model,
+            lm,
+            heads,
+            tau=tau,
+            gate=gate,
+            scalar_times=self.scalar_rate_factor,
+            kernel=kernel,
+            **parts.batching,
         )
-        loss.scalar_times = self.scalar_rate_factor
         return loss, PromptBatches(parts, prompts)
 
 
@@ -312,14 +318,10 @@ class DreamLoss(RetrieverLoss):
         heads: (layer, head) pairs to inject into.
         tau: initial temperature; its logarithm is trained, so it stays positive.
         gate: initial g; its logit is trained, so it stays in (0, 1).
+        scalar_times: factor of the learning rate of tau and g.
         kernel: see document_attention.
         batching: see RetrieverLoss.
-
-    Attributes:
-        scalar_times: factor of the learning rate of tau and g.
     """
-
-    scalar_times = 1.0
 
     def __init__(
         self,
@@ -329,11 +331,13 @@ class DreamLoss(RetrieverLoss):
         *,
         tau: float,
         gate: float,
+        scalar_times: float = 1.0,
         kernel: Kernel = "auto",
         **batching: int,
     ) -> None:
         super().__init__(model, tau=tau, **batching)
         self.lm, self.heads, self.kernel = lm, list(heads), kernel
+        self.scalar_times = scalar_times
         self.log_tau = nn.Parameter(torch.tensor(math.log(tau)))
         self.gate_logit = nn.Parameter(torch.tensor(math.log(gate / (1 - gate))))
 

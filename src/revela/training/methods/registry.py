@@ -45,9 +45,12 @@ def find_method(name: str) -> tuple[type[Method], Preset]:
         return METHODS[settings.pop("method")], settings
     if name in METHODS:
         return METHODS[name], {}
+    if name.endswith((".py", ".py:")):
+        file = name.rstrip(":")
+        raise RevelaError(f"--method {file} lacks the name of the class: give {file}:Class")
     file, has_class, class_name = name.rpartition(".py:")
-    if has_class or name.endswith(".py"):
-        return _method_in_file(Path(f"{file}.py" if has_class else name), class_name), {}
+    if has_class:
+        return _method_in_file(Path(f"{file}.py"), class_name), {}
     names, stem = list(dict.fromkeys([*PRESETS, *METHODS])), name.lower().partition("-")[0]
     close = [other for other in names if name.lower() in other or other.startswith(stem)]
     close = list(dict.fromkeys([*close, *get_close_matches(name.lower(), names)]))

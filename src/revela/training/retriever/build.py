@@ -39,8 +39,8 @@ def build_retriever(folder: Path, settings: Retriever) -> SentenceTransformer:
     """Build an untrained retriever in fp32, as bf16 would round small updates of LoRA away.
 
     A Sentence-Transformers folder keeps its modules, with the prompts and the similarity of the
-    settings; for dot products it is not normalised. A decoder keeps its lower layers and the final
-    norm, and reads lower case if ``lower_case`` is "yes".
+    settings; for dot products it is not normalised. Any other model keeps its lower layers and the
+    final norm, and reads lower case if ``lower_case`` is "yes".
     """
     given = settings.query_prompt, settings.passage_prompt
     if (folder / "modules.json").is_file():

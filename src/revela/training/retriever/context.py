@@ -199,6 +199,10 @@ def continue_context(settings: Context, model: SentenceTransformer, folder: Path
             f"{folder} has {own} slots, which --context {settings.context} with {per_document} "
             "vectors per document does not fit: give the settings of its training, or another model"
         )
+    if first.constant != (settings.context_from == "constant"):
+        kind = "constant" if first.constant else "batch or corpus"
+        raise RevelaError(f"{folder} was trained with --context-from {kind}: give the same")
+    first.model.max_seq_length = settings.context_tokens
     if SLOT.format(0) not in (model.prompts["query"] or ""):  # --query-prompt, --passage-prompt
         _slots_in_prompts(model, own)
     return first

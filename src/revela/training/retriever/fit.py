@@ -299,7 +299,7 @@ def lexical_vectors(
     they are. Texts are read twice.
     """
     if isinstance(model[0], TrainableTable):
-        table_VD = model[0].table_VD()
+        table_VD = model[0].table_VD().cpu()
         weight_V = torch.ones(len(table_VD))
     else:
         counts_V = token_counts(model.tokenizer, texts[:: max(1, len(texts) // COUNTED)])
