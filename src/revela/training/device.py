@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Tensors = dict[str, Tensor]
+"""Tensors by name: a batch, or one of its sides."""
+
 
 def autocast(device: torch.device, bf16: bool) -> torch.autocast:
     """A context: bf16 autocast on this device, or none."""

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from revela.training import distributed
-from revela.training.device import sent
+from revela.training.device import Tensors, sent
 from revela.training.groups.strategies import Groups
-from revela.training.step import Rows, Tensors, sides
+from revela.training.step import Rows, sides
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from tqdm.auto import tqdm
 from revela.errors import RevelaError
 from revela.terminal import duration
 from revela.training import distributed
-from revela.training.device import sent, work_so_far
+from revela.training.device import Tensors, sent, work_so_far
 from revela.training.groups.strategies import Groups
 from revela.training.methods.base import Collate
 from revela.training.record import Metrics, MetricsRow, Scores
@@ -40,7 +40,6 @@ from revela.types import Chunk
 
 MAX_GRAD_NORM = 1.0
 
-Tensors = dict[str, Tensor]
 Rows = Sequence[tuple[int, int]]
 """(epoch, row) of each row of a batch."""
 

@@ -82,7 +82,7 @@ class Examples(NamedTuple):
         )
 
 
-class Batch(NamedTuple):
+class TableBatch(NamedTuple):
     """B queries, their passages, and a mask of the passages that each query is compared with."""
 
     queries: Sequence[Stems]
@@ -212,7 +212,7 @@ def authored_pairs(table: WordTable, authored: Sequence[Chunk]) -> list[tuple[in
 
 def batches_of(
     texts: Sequence[Stems], authored: Sequence[tuple[int, Stems, Stems]], seed: int
-) -> Iterator[Batch]:
+) -> Iterator[TableBatch]:
     """Endless batches of authored pairs and crops, ``BATCH`` in all or as many as there are texts.
     Authored pairs have the same share as in the data, at most ``MAX_AUTHORED``.
     """
@@ -228,7 +228,7 @@ def batches_of(
             queries.append(authored[i][1])
             passages.append(authored[i][2])
         differ_BB = number_B[:, None] != number_B
-        yield Batch(queries, passages, differ_BB | torch.eye(size, dtype=torch.bool))
+        yield TableBatch(queries, passages, differ_BB | torch.eye(size, dtype=torch.bool))
 
 
 def crops(

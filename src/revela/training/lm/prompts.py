@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from revela.training.device import on_cpu, sent
+from revela.training.device import Tensors, on_cpu, sent
 from revela.training.lm.language_model import KVCache, LanguageModel, Packed
 from revela.types import Chunk
 
@@ -39,7 +39,6 @@ QUESTION_TOKENS = 64  # maximum length of a question
 QUESTION, ANSWER = 1, 2  # roles of a tail's tokens
 Marked = tuple[list[int], list[int]]
 """Token ids, and a mark for each of them."""
-Batch = dict[str, Tensor]
 
 
 class PromptMaker:
@@ -74,7 +73,7 @@ class PromptMaker:
 
     def with_answers(
         self, texts: Sequence[str], questions: Sequence[tuple[str, int]]
-    ) -> tuple[Batch, Batch]:
+    ) -> tuple[Tensors, Tensors]:
         """(prompt, tail) with each question's answer.
 
         Args:
@@ -84,7 +83,7 @@ class PromptMaker:
         tails = [self.tail(question, texts[i]) for question, i in questions]
         return self._batches(texts, tails, [i // self.group_size for _, i in questions])
 
-    def head_example(self, members: Sequence[Chunk]) -> tuple[Batch, Batch, Tensor]:
+    def head_example(self, members: Sequence[Chunk]) -> tuple[Tensors, Tensors, Tensor]:
         """(prompt, tail, answer of each question) of one group, for ``score_query_heads``: without
         the answers in the tail, and with "N/A" as the last question.
         """
@@ -96,13 +95,13 @@ class PromptMaker:
 
     def _batches(
         self, texts: Sequence[str], tails: Sequence[Marked], groups: Sequence[int]
-    ) -> tuple[Batch, Batch]:
+    ) -> tuple[Tensors, Tensors]:
         starts = range(0, len(texts), self.group_size)
         prompts = [self.candidates(texts[i : i + self.group_size]) for i in starts]
         tail = {**self._padded(tails, "role", 0), "group": torch.tensor(groups)}
         return self._padded(prompts, "document", -1), tail
 
-    def _padded(self, texts: Sequence[Marked], name: str, no_mark: int) -> Batch:
+    def _padded(self, texts: Sequence[Marked], name: str, no_mark: int) -> Tensors:
         ids, marks = ([torch.tensor(row) for row in rows] for rows in zip(*texts, strict=True))
         return {
             "input_ids": pad_sequence(ids, True, self.tokenizer.pad_token_id),
@@ -126,7 +125,7 @@ class Questions:
     counts: list[int]  # question rows per question
 
 
-def read_candidates(lm: LanguageModel, prompt: Batch, tail: Batch) -> Questions:
+def read_candidates(lm: LanguageModel, prompt: Tensors, tail: Tensors) -> Questions:
     """Run the LM over the candidates of one group, and pack its tails."""
     prompt, tail = ({k: on_cpu(v) for k, v in side.items()} for side in (prompt, tail))
     packed = lm.pack(prompt["input_ids"], prompt["attention_mask"])
@@ -142,7 +141,7 @@ def read_candidates(lm: LanguageModel, prompt: Batch, tail: Batch) -> Questions:
     return Questions(memory, places_S, lengths, tails, role_T, rows_R, counts)
 
 
-def of_group(prompt: Batch, tail: Batch, group: int) -> tuple[Batch, Batch]:
+def of_group(prompt: Tensors, tail: Tensors, group: int) -> tuple[Tensors, Tensors]:
     """The prompt and the tails of one group, on the CPU."""
     mine_Q = on_cpu(tail["group"]) == group
     tails = {k: on_cpu(v)[mine_Q] for k, v in tail.items() if k != "group"}

@@ -29,6 +29,7 @@ from torch.utils.checkpoint import checkpoint
 from revela.encoders.prompts import Prompts
 from revela.text.spool import ArrowList
 from revela.training import distributed
+from revela.training.device import Tensors
 from revela.training.generated_queries import GeneratedQueries
 from revela.training.lm.language_model import load_language_model
 from revela.training.models import find_weights, load_tokenizer
@@ -49,9 +50,7 @@ if TYPE_CHECKING:
     from revela.training.retriever.context import ContextEncoder
 
 Row = Mapping[str, Any]
-Batch = dict[str, Tensor]
-Side = dict[str, Tensor]
-Collate = Callable[[Sequence[Row]], Batch]
+Collate = Callable[[Sequence[Row]], Tensors]
 Heads = list[tuple[int, int]]
 """(layer, head) pairs, best first."""
 
@@ -194,11 +193,11 @@ class BuildContext:
         size, batch = self.groups.group_size, self.training.retriever_batch
         return {"group_size": size, "retriever_batch": batch}
 
-    def sides(self, queries: Sequence[str], passages: Sequence[str]) -> Batch:
+    def sides(self, queries: Sequence[str], passages: Sequence[str]) -> Tensors:
         """Tokenized queries and passages: query_input_ids, passage_input_ids and so on."""
         return {**self.side("query", queries), **self.side("passage", passages)}
 
-    def side(self, name: str, texts: Sequence[str], model: Any = None) -> Batch:
+    def side(self, name: str, texts: Sequence[str], model: Any = None) -> Tensors:
         """One side of a batch, tokenized by the retriever or ``model``; passages unless its name is
         query. If processes share the batch, only this process's texts, and NAME_of, which has a row
         for each text of all.
@@ -240,7 +239,7 @@ class RetrieverLoss(nn.Module):
         self.model, self.tau, self.logged = model, tau, dict[str, Callable[[], Tensor]]()
         self.group_size, self.retriever_batch = group_size, retriever_batch
 
-    def embed(self, side: Side) -> Tensor:
+    def embed(self, side: Tensors) -> Tensor:
         """(N, D) unit vectors of tokenized texts, of all processes if they share the batch."""
         return embed_in_parts(self.model, side, self.retriever_batch)
 
@@ -248,13 +247,13 @@ class RetrieverLoss(nn.Module):
         """The rows of a batch, split by group."""
         return torch.split(rows_N, self.group_size or len(rows_N))
 
-    def cosines(self, query: Side, passage: Side) -> list[Tensor]:
+    def cosines(self, query: Tensors, passage: Tensors) -> list[Tensor]:
         """(n, n) cosines of each group: queries in rows, passages in columns."""
         sides = self.groups(self.embed(query)), self.groups(self.embed(passage))
         return [query_nD @ passage_nD.T for query_nD, passage_nD in zip(*sides, strict=True)]
 
 
-def embed_in_parts(vectors: Callable[[Side], Tensor], features: Side, batch: int) -> Tensor:
+def embed_in_parts(vectors: Callable[[Tensors], Tensor], features: Tensors, batch: int) -> Tensor:
     """(N, D) vectors of tokenized texts.
 
     Args:

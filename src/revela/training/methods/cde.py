@@ -95,13 +95,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from revela.encoders.base import TextEncoder
+from revela.training.device import Tensors
 from revela.training.distributed import all_gather
 from revela.training.methods.base import (
-    Batch,
     BuildContext,
     Collate,
     Row,
-    Side,
     embed_in_parts,
     row_random,
 )
@@ -170,7 +169,7 @@ class FilteredBatches(QueryBatches):
 
     surrogate: TextEncoder
 
-    def sides(self, queries: Sequence[str], passages: Sequence[str]) -> Batch:
+    def sides(self, queries: Sequence[str], passages: Sequence[str]) -> Tensors:
         return {
             **super().sides(queries, passages),
             "query_surrogate": self._encoded(self.surrogate.encode_queries, queries),
@@ -231,7 +230,7 @@ class Contextual(nn.Module):
         self.null, self.bf16 = parts.context.context_null, parts.bf16
         self.retriever_batch = parts.training.retriever_batch
 
-    def forward(self, features: Sequence[Side]) -> Tensor:
+    def forward(self, features: Sequence[Tensors]) -> Tensor:
         """The loss in the context of this batch."""
         sides, encoder = list(features), self.context_encoder
         if encoder.constant:
@@ -257,7 +256,7 @@ class ContextBatches:
     collate: Collate
     context_encoder: ContextEncoder
 
-    def __call__(self, rows: Sequence[Row]) -> Batch:
+    def __call__(self, rows: Sequence[Row]) -> Tensors:
         batch = self.collate(rows)
         chosen = [self.parts.rows[i] for i in self.choose(rows)]
         texts = [self.parts.prompts(row.document).passage + row.text for row in chosen]

@@ -69,8 +69,8 @@ from revela.ranking.queries import query_hash
 from revela.terminal import counted
 from revela.text.sentences import sentences
 from revela.text.words import joined, words
+from revela.training.device import Tensors
 from revela.training.methods.base import (
-    Batch,
     BuildContext,
     Collate,
     Method,
@@ -210,7 +210,7 @@ class QueryBatches:
 
     parts: BuildContext
 
-    def __call__(self, rows: Sequence[Row]) -> Batch:
+    def __call__(self, rows: Sequence[Row]) -> Tensors:
         size = self.parts.groups.group_size
         mined = list(self._mined(rows, size))
         passages = [*rows, *(row for _, row in mined)]
@@ -231,7 +231,7 @@ class QueryBatches:
         own = {"target": target_Q, "weight": weight_Q, "allowed": allowed_QB}
         return {**batch, **{f"query_{name}": tensor for name, tensor in own.items()}}
 
-    def sides(self, queries: Sequence[str], passages: Sequence[str]) -> Batch:
+    def sides(self, queries: Sequence[str], passages: Sequence[str]) -> Tensors:
         """Tokenized queries and passages."""
         return self.parts.sides(queries, passages)
 
@@ -262,7 +262,7 @@ class CropBatches:
     parts: BuildContext
     settings: Crops
 
-    def __call__(self, rows: Sequence[Row]) -> Batch:
+    def __call__(self, rows: Sequence[Row]) -> Tensors:
         first, second = zip(*map(self._crops, rows), strict=True)
         return {**self.parts.sides(first, second), "query_target": torch.arange(len(rows))}
 

@@ -91,7 +91,7 @@ from torch import Tensor, nn
 from revela.errors import RevelaError
 from revela.terminal import progress_bar
 from revela.text.spool import ArrowList
-from revela.training.device import on_cpu, sent
+from revela.training.device import Tensors, on_cpu, sent
 from revela.training.generated_queries import GeneratedQueries
 from revela.training.groups.strategies import (
     QUERIES_PER_DOCUMENT,
@@ -118,14 +118,12 @@ from revela.training.lm.prompts import (
     read_candidates,
 )
 from revela.training.methods.base import (
-    Batch,
     BuildContext,
     Collate,
     DocumentAttention,
     Heads,
     RetrieverLoss,
     Row,
-    Side,
     detached_backward,
     load_lm,
 )
@@ -265,7 +263,7 @@ class PromptBatches:
     parts: BuildContext
     prompts: PromptMaker
 
-    def __call__(self, rows: Sequence[Row]) -> Batch:
+    def __call__(self, rows: Sequence[Row]) -> Tensors:
         questions = [(row["query"], i) for i, row in enumerate(rows) if row["query"]]
         texts = [row["text"] for row in rows]
         prompt, tail = self.prompts.with_answers(texts, questions)
@@ -345,7 +343,7 @@ class DreamLoss(RetrieverLoss):
         """Factors of the learning rate."""
         return dict.fromkeys((self.log_tau, self.gate_logit), self.scalar_times)
 
-    def forward(self, features: Sequence[Side]) -> Tensor:
+    def forward(self, features: Sequence[Tensors]) -> Tensor:
         """Loss in nats per token of an answer: the mean over groups of L.
 
         Args:

@@ -87,14 +87,13 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from revela.errors import RevelaError
+from revela.training.device import Tensors
 from revela.training.lm.encoder_decoder import FOLDER, EncoderDecoder, load_encoder_decoder
 from revela.training.methods.base import (
-    Batch,
     BuildContext,
     Collate,
     Method,
     Row,
-    Side,
     group_weights,
     row_random,
 )
@@ -197,7 +196,7 @@ class SpanBatches:
     lm: EncoderDecoder
     settings: Spans
 
-    def __call__(self, rows: Sequence[Row]) -> Batch:
+    def __call__(self, rows: Sequence[Row]) -> Tensors:
         tokens = self.lm.tokenizer([row["text"] for row in rows], add_special_tokens=False)
         pairs = [self._pair(row, ids) for row, ids in zip(rows, tokens["input_ids"], strict=True)]
         inputs, targets = zip(*pairs, strict=True)
@@ -282,7 +281,7 @@ class SpanLoss(nn.Module):
         super().__init__()
         self.model, self.lm = model, lm
 
-    def forward(self, features: Sequence[Side]) -> Tensor:
+    def forward(self, features: Sequence[Tensors]) -> Tensor:
         """L in nats per token of the targets; ``features`` are the texts and the targets."""
         text, target = features
         hidden_BLD = self.model.states(text)["token_embeddings"]

@@ -53,16 +53,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from revela.encoders.torch_model import special_tokens_of
-from revela.training.device import on_cpu, sent
+from revela.training.device import Tensors, on_cpu, sent
 from revela.training.lm.language_model import LanguageModel
 from revela.training.methods.base import (
-    Batch,
     BuildContext,
     Collate,
     Method,
     RetrieverLoss,
     Row,
-    Side,
     load_lm,
     off_diagonal,
     tokenize,
@@ -151,7 +149,7 @@ class ReplugLoss(RetrieverLoss):
         super().__init__(model, tau=tau, **batching)
         self.lm, self.tau_lm, self.lead = lm, tau_lm, lead
 
-    def forward(self, features: Sequence[Side]) -> Tensor:
+    def forward(self, features: Sequence[Tensors]) -> Tensor:
         """Loss in nats per chunk; ``features`` are the chunks as queries, passages and LM input.
 
         With questions as a fourth side, the LM's input, it is in nats per question, the mean over
@@ -174,7 +172,7 @@ class ReplugLoss(RetrieverLoss):
 class QuestionBatches(ChunkBatches):
     """Collates questions in place of queries from the chunks, for the retriever and for the LM."""
 
-    def __call__(self, rows: Sequence[Row]) -> Batch:
+    def __call__(self, rows: Sequence[Row]) -> Tensors:
         questions = [f"\n{row['query']}\n" if row["query"] else "" for row in rows]
         tokens = tokenize(self.tokenizer, questions, self.parts.lm.lm_tokens)
         named = {f"question_{name}": tokens[name] for name in ("input_ids", "attention_mask")}

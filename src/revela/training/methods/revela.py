@@ -96,10 +96,10 @@ from torch import Tensor, nn
 from revela.errors import RevelaError
 from revela.terminal import progress_bar
 from revela.text.words import joined, words
+from revela.training.device import Tensors
 from revela.training.lm.document_attention import EPSILON, InBatchAttention, Kernel, by_layer
 from revela.training.lm.language_model import LanguageModel, Packed
 from revela.training.methods.base import (
-    Batch,
     BuildContext,
     Collate,
     DocumentAttention,
@@ -107,7 +107,6 @@ from revela.training.methods.base import (
     Method,
     RetrieverLoss,
     Row,
-    Side,
     detached_backward,
     load_lm,
     off_diagonal,
@@ -244,7 +243,7 @@ class ChunkBatches:
                 "number of a corpus of revela groups, or the src of rows in its files"
             )
 
-    def __call__(self, rows: Sequence[Row]) -> Batch:
+    def __call__(self, rows: Sequence[Row]) -> Tensors:
         texts = [row["text"] for row in rows]
         tokens = tokenize(self.tokenizer, texts, self.parts.lm.lm_tokens)
         return {
@@ -341,7 +340,7 @@ class RevelaLoss(RetrieverLoss):
         self.heads = None if gates_LH is None else by_layer(gates_LH.nonzero().tolist())
         self.layers = list(range(lm.n_layers) if self.heads is None else self.heads)
 
-    def forward(self, features: Sequence[Side]) -> Tensor:
+    def forward(self, features: Sequence[Tensors]) -> Tensor:
         """Loss in nats per token; ``features`` are the chunks as queries, passages and LM input."""
         query, passage, chunk = features
         weights_BB = self.weights(self.embed(query), self.embed(passage))
