@@ -92,6 +92,8 @@ PARTS = [
     (in_parts("mixed", BOTH, f"{PLAIN}The list."), "They dance.|The list."),
     (LINKED, "They fly."),
     (in_parts("alternative", f"{PLAIN}They dance.", LINKED), "They dance."),
+    (in_parts("alternative", in_parts("mixed", LINKED, f"{PAGE}<p>They hum.</p>")),
+     "They fly.|They hum."),
     (in_parts("mixed", f"Content-Type: message/rfc822\n\n{INNER}"),
      "Subject: Hay\nFrom: Bo|Under the oak."),
 ]  # fmt: skip

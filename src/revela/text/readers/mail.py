@@ -7,7 +7,7 @@ from __future__ import annotations
 import email
 import email.policy
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from email.message import EmailMessage
 from email.utils import parsedate_to_datetime
@@ -79,30 +79,40 @@ def _headers(message: EmailMessage, names: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _texts(part: EmailMessage, is_shown: bool = True) -> Iterator[str]:
+def _texts(
+    part: EmailMessage, path: Collection[EmailMessage] | None = None, is_shown: bool = True
+) -> Iterator[str]:
     """The texts of a message or of a part, in order, with attached mail and text.
 
-    Of alternatives, and of a page with what belongs to it, only the best text is shown.
+    Of alternatives, and of a page with what belongs to it, only the best text is shown; ``path``
+    leads to it from the outermost of them.
     """
-    parts = [inner for inner in part.iter_parts() if isinstance(inner, EmailMessage)]
+    parts = _parts(part)
     if part.get_content_type() == "message/rfc822":
         for mail in parts:
             yield _headers(mail, ("Subject", *NAMED))
             yield from _texts(mail)
     elif parts:
-        best = _best(part, parts)
+        best = None
+        if part.get_content_type() in ("multipart/alternative", "multipart/related"):
+            path = _path_to(part.get_body(("plain", "html")), part) if path is None else path
+            best = next((inner for inner in parts if inner in path), None)
         for inner in parts:
-            yield from _texts(inner, is_shown and best in (None, inner))
+            yield from _texts(inner, path, is_shown and best in (None, inner))
     elif part.get_content_maintype() == "text" and (is_shown or part.is_attachment()):
         yield _shown(part).strip()
 
 
-def _best(part: EmailMessage, parts: Sequence[EmailMessage]) -> EmailMessage | None:
-    """The one of the parts to show, which has plain text or else HTML; None: all."""
-    if part.get_content_type() not in ("multipart/alternative", "multipart/related"):
-        return None
-    body = part.get_body(("plain", "html"))
-    return next((inner for inner in parts if any(leaf is body for leaf in inner.walk())), None)
+def _parts(part: EmailMessage) -> list[EmailMessage]:
+    return [inner for inner in part.iter_parts() if isinstance(inner, EmailMessage)]
+
+
+def _path_to(body: object, part: EmailMessage) -> list[EmailMessage]:
+    """The parts from ``part`` down to ``body``; none if it is not in it."""
+    if part is body:
+        return [part]
+    below = (_path_to(body, inner) for inner in _parts(part))
+    return next(([part, *path] for path in below if path), [])
 
 
 def _header(message: EmailMessage, key: str) -> str:
