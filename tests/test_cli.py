@@ -177,6 +177,7 @@ BAD = {
     "index {tmp} --model {tmp}/none/at/all --out {tmp}/index": "no document found",
     "index {tmp} --model x --out {tmp}/../": "exists: choose another --out\n",
     "train {tmp} --out {tmp}/o --language klingon": '"klingon" is not known',
+    "eval m --text {tmp} --rerank none": "--candidates, --rerank, --runs and --weight need --on",
     "eval m --on {tmp} --depth 9": "--depth has no effect without --candidates: leave it out",
     "train --out {tmp}/out --resume": "out names no corpus to train on: give its folders or files",
     "train {tmp} --out {tmp}/out --resume --overwrite": "--overwrite replaces it: leave one out",
@@ -186,8 +187,8 @@ BAD = {
     "index --out {tmp}/index": "give a corpus to index",
     "index {tmp} --out {tmp} --append": "is not an index",
     **{
-        f"index --out {{tmp}} {more} --delete d1": "--delete takes ids and no corp"
-        for more in ("{tmp}", "--append", "--sync")
+        f"index --out {{tmp}} {more} --delete d1": "--delete takes ids and --out alone"
+        for more in ("{tmp}", "--append", "--sync", "--model x", "--chunk-words 9")
     },
     "index {tmp} --out {tmp}/index --sync --append": "leave --append out",
     "index {tmp} --out {tmp}/index --yes --model x": "--yes has no effect without --sync",

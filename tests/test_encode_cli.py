@@ -66,5 +66,10 @@ def test_an_index_is_written_as_it_is(succeeds, refused, saved_retriever, tmp_pa
     assert made.schema == same.schema and made.schema.names[-2:] == ["year", "vector"]
     assert made.drop(["vector"]).to_pylist() == same.drop(["vector"]).to_pylist()
     np.testing.assert_allclose(made["vector"].to_pylist(), same["vector"].to_pylist(), atol=1e-6)
-    assert "leave --model out" in refused(*index, tmp_path / "c.parquet", *model)
+    for flags in (model, ("--dimensions", 8), ("--metadata", "year"), (tmp_path / "index",)):
+        where = (*index[:-1], "--out", tmp_path / "c.parquet")
+        assert "an index is written as it is" in refused(*where, *flags)
+    succeeds("index", "--out", tmp_path / "index", "--delete", "a", "b")
+    assert "there are no passages to write" in refused(*index, tmp_path / "c.parquet")
+    assert not (tmp_path / "c.parquet").exists()
     assert "give the --model" in refused("encode", table, "--out", tmp_path / "c.parquet")

@@ -18,7 +18,7 @@ from revela.errors import QueryError, RevelaError
 from revela.searching import changes, folder_index
 from revela.searching.index import Index
 from revela.searching.manifest import Indexing
-from revela.searching.server import lifecycle
+from revela.searching.server import Site, lifecycle
 from revela.searching.server.mcp import Tools
 from revela.searching.word_search import Words
 from revela.types import Document
@@ -214,7 +214,7 @@ def held(monkeypatch):
 
 def test_agents_are_answered_by_words_and_told_so_until_the_index_is_there(held):
     making, opener = held(), IndexOpener(Path("docs"), None, OWN)
-    tools = Tools("docs", opener.index, {})
+    tools = Tools(Site("docs"), opener.index, {})
     answer = tools.search("garden", k=2).structured_content
     assert len(answer["results"]) == 2 and answer["note"].startswith("By words only: ")
     assert tools.fetch("a.txt").structured_content["text"] == MIXED[1].text

@@ -366,6 +366,11 @@ def test_several_folders_are_searched_as_one(doing, succeeds, static_folder, cac
         found[:2]
     ) == [("new", "b.md", 2, 1), ("old", "a.md", 1, None)]
     assert found[2] == ("new", "a.md", 3, None)
+    both = tmp_path / "old", tmp_path / "new"
+    phrase = json.loads(succeeds("search", *both, '"at ten" castle', *given[1:]))
+    assert [Path(r["path"]).parent.name for r in phrase["data"]] == ["new"] and not phrase["note"]
+    within = json.loads(succeeds("search", *both, *given, "--folder", tmp_path / "old"))
+    assert [Path(r["path"]).parent.name for r in within["data"]] == ["old"]
     code, _, err = doing("search", tmp_path / "old", "castle", "nine")
     assert code == 2 and "castle does not exist: put a query of several words in quotes" in err
 
@@ -397,6 +402,11 @@ def test_a_phrase_in_quotes_must_stand_in_a_passage(
     )
     assert json.loads(doing("search", folder, '"old castles"', *model, "--json")[1])["note"]
     assert 'the phrase "" has no words' in refused("search", folder, '""', *model)
+    assert "the query is empty" in refused("search", tmp_path / "never read", " ")
+    (found,) = search(folder, '"castle opens" old', *model)[0]
+    below = (*model, "--min-score", found["score"] + 1e-3)
+    code, out, _ = doing("search", folder, '"castle opens" old', *below, "--json")
+    assert code == 1 and not json.loads(out)["note"], "a passage has the phrase, and a lower score"
 
 
 def test_copies_come_after_their_original_and_rows_name_their_file(
@@ -415,7 +425,7 @@ def test_copies_come_after_their_original_and_rows_name_their_file(
 
 
 def test_a_folder_is_filtered_by_place_date_type_and_language(
-    search, refused, doing, static_folder, cache, tmp_path
+    search, succeeds, refused, doing, static_folder, cache, tmp_path
 ):
     folder = tmp_path / "notes"
     (folder / "sub").mkdir(parents=True)
@@ -452,6 +462,10 @@ def test_a_folder_is_filtered_by_place_date_type_and_language(
         "sub/b.md", "sub/c.eml",
     }  # fmt: skip
     assert len(search(folder, *given, "--folder", folder)[0]) == len(hits)
+    index = tmp_path / "index"
+    succeeds("index", folder, "--out", index, "--model", static_folder)
+    found, _ = search(index, "castle", "--mode lexical", "--folder", folder / "sub")
+    assert len(found) == 2, "an index knows what it was made of"
     assert doing("search", folder, *given, "--folder", ".sub")[0] == 1, "another folder than sub"
     err = refused("search", folder, *given, "--since", "yesterday")
     assert "a date must be a year, a month or a day such as 2024-05-31 (got 'yesterday')" in err

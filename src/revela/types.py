@@ -157,10 +157,11 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The parts of a hit's score, each from 0 to 1; None for parts that were not computed.
+    """The parts of a hit's score; None for parts that were not computed. In hybrid search by score
+    each is from 0 to 1.
 
     Attributes:
-        vectors: cosine; in a fused score counted from the mean cosine of two random passages.
+        vectors: cosine; in a fused score counted from that of a passage that does not answer.
         words: BM25; in hybrid search divided by the query's maximum.
         weight: weight of the vectors in the sum of the two.
         tokens: how well the query's tokens match.

@@ -47,6 +47,18 @@ def test_a_file_without_ending_has_a_name_and_a_row_has_none(tmp_path):
     assert index.search("makefile")[0].id == "Makefile"
 
 
+def test_a_copy_whose_name_is_asked_for_comes_first(tmp_path):
+    docs = [Document("r (1).txt", "We met."), Document("r.txt", "We met."), *OTHERS]
+    index = build(tmp_path / "index", docs)
+    assert index.search("r (1)")[0].id == "r (1).txt"
+    original, copy = index.search("met", 2, explain=True)
+    assert (original.id, copy.id) == ("r.txt", "r (1).txt")
+    for hit in (original, copy):
+        of = hit.explanation
+        parts = of.weight * of.vectors + (1 - of.weight) * (of.words or 0)
+        assert hit.score == pytest.approx(parts)
+
+
 def test_a_name_with_a_date_is_found_by_that_day_only(tmp_path):
     days = ["2024-05-06", "2024-06-05", "2024-06-15"]
     index = build(tmp_path / "index", [Document(f"{day}.md", "We met.") for day in days])

@@ -260,8 +260,9 @@ SELECTED = [
     (Narrow(since="2024-05"), {"2", "3"}),
     (Narrow(until="2024-05"), {"0", "1", "2", "4"}),
     (Narrow(since="2024", until="2024-01-01"), {"1", "4"}),
-    (Narrow(folder="a/b"), {"a/b/1", "a/b"}),
-    (Narrow(folder="a/"), {"a/b/1", "a/b", "a/bc"}),
+    (Narrow(folder="./a/b"), {"a/b/1", "a/b"}),
+    (Narrow(folder="a/"), {"a/b/1", "a/b", "a/bc", "a/m.mbox:1"}),
+    (Narrow(folder="a/m.mbox"), {"a/m.mbox:1"}),
     (Narrow(type=".PDF, md"), {"0", "3"}),
     (Narrow(language="de", title="TITLE"), {"1"}),
 ]
@@ -278,7 +279,7 @@ def dated(tmp_path_factory):
         replace(one, metadata={**one.metadata, **kind}, title="A Title" if one.id == "1" else "")
         for one, kind in zip(documents, kinds, strict=True)
     ]
-    documents += [Document("a/b/1", "a b"), Document("a/b", "a b"), Document("a/bc", "a b")]
+    documents += [Document(name, "a b") for name in ("a/b/1", "a/b", "a/bc", "a/m.mbox:1")]
     return build(tmp_path_factory.mktemp("dated") / "index", documents, metadata=("date",))
 
 
@@ -295,6 +296,8 @@ def test_short_filters_select_what_they_say(dated, narrow, wanted):
         ({"ne": "2024-01"}, "0234"),
         ({"gt": "2024-01"}, "23"),
         ({"lt": "2024"}, "0"),
+        ({"in": ["2024-05", "2023"]}, "02"),
+        ({"not_in": ["2024-01", "2023"]}, "234"),
     ],
 )
 def test_a_date_is_all_of_its_days(dated, test, wanted):

@@ -75,6 +75,12 @@ def test_ids_may_hold_quotes_and_a_title_may_stand_alone(tmp_path):
     assert made.delete(["it's"]) == 1 and made.search("ghgh", 1, "lexical")[0].title == "ghgh"
 
 
+def test_titles_alone_are_words_of_the_bar(tmp_path):
+    index = begun(tmp_path / "index")
+    assert index.add([Document("a", "", "ghgh abab"), Document("b", "", "hh")], progress=True).new
+    assert index.search("ghgh", 1)[0].id == "a"
+
+
 class FewWords(Letters):
     """Reads six words of a passage."""
 

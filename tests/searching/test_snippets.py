@@ -128,6 +128,7 @@ def test_the_line_of_the_first_mark_is_counted_in_the_file():
         assert shown(MARKDOWN.replace("\n", "\r\n"), query).line == number + 1
     found = shown("\n\nFirst page.\n\n\fSecond\fThe wax\nmelts.", "melt", "a.pdf")
     assert (found.line, found.page) == (4, 3) and found.text.endswith("wax melts.")
+    assert shown("\n\n\fAfter a scanned cover.", "cover", "a.pdf").page == 1  # that of its text
 
 
 ROWS = [("Animal", "Legs"), *((f"animal{i}", str(i)) for i in range(60))]

@@ -8,6 +8,7 @@ from revela.cli.flags import PROMPTS, Corpus, Flat, Out, PromptFlags, Several, n
 from revela.cli.printing import print_report
 from revela.errors import RevelaError
 from revela.searching.manifest import Indexing, new_info
+from revela.terminal import counted
 from revela.text.load import READING, Reading
 from revela.types import Precision
 
@@ -57,8 +58,9 @@ def encode(
 
     vectors.check_out(out)
     if is_index(corpus[0]):
-        if model or len(corpus) > 1:
-            raise RevelaError("an index already has vectors: leave --model out")
+        chosen = model, dimensions, metadata, any(prompts.given), chunk_words != CHUNK_WORDS
+        if len(corpus) > 1 or any(chosen) or reading != READING or precision != "auto":
+            raise RevelaError("an index is written as it is: give one index and --out alone")
         index = Index.open(corpus[0])
         count, info = vectors.export(out, index), index.info
     else:
@@ -76,4 +78,4 @@ def encode(
         columns = metadata_columns(documents, fields)
         info = new_info(folder, encoder, settings, columns, prompts.given)
         count = vectors.encode(out, documents, info, encoder)
-    print(f"{count:,} vectors of {info.width} numbers in {out}")
+    print(f"{counted(count, 'vector')} of {info.width} numbers in {out}")

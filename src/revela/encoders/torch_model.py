@@ -1,7 +1,7 @@
 """Open a Sentence-Transformers folder by torch, as stock modules; what such a model reads.
 
-Outside of revela.training, only this file, torch_encoder.py and graph_export.py import torch. They
-are imported inside functions.
+Outside of revela.training, only this file, torch_encoder.py, graph_export.py and embedded.py (to
+convert a language model) import torch. They are imported inside functions.
 """
 
 from __future__ import annotations

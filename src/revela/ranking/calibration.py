@@ -73,6 +73,6 @@ class Calibration:
             said = "97 of 100 first hits for queries without an answer score below"
             return f"{text}; {said} {' and, re-ranked, below '.join(cuts)}"
         return (
-            f"{text}: this embedder does not know this text, and searches go by words; give "
-            "another --model, or train one (docs/languages.md)"
+            f"{text}: this model does not know this text, and searches go by words; give another "
+            "--model, or train one (docs/languages.md)"
         )

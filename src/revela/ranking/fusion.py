@@ -5,7 +5,7 @@ By score (``fuse_scores``), the default:
     score(q, d) = (c(q, d) + w s(q, d)) / (1 + w)
 
     c(q, d) = (cos(q, d) - chance) / (1 - chance)             s(q, d) = BM25(q, d) / best(q)
-    w       = 0.75 max(1, W / V)^2
+    w       = 0.75 max(least, W / V)^2
 
 Both sides run from 0 (nothing in common) to 1 (the best possible match), for every embedder and
 text, so that scores of different queries can be compared:
@@ -17,9 +17,9 @@ text, so that scores of different queries can be compared:
   Functions for Hybrid Retrieval, TOIS 2023).
 
 The weight w of the words needs no labels. W counts how often words find the passage that a sentence
-was taken from, V how often vectors do (calibration.py). A ratio below 1 is not used, because
-sentences share more words with passages than questions do. It is one number per corpus; weights
-per query were not better (research/notebook.md).
+was taken from, V how often vectors do. ``least`` is 1, because sentences share more words with
+passages than questions do (Calibration.least). It is one number per corpus; weights per query were
+not better (research/notebook.md).
 
 The score of a document is that of its best passage, lower if it has many (``by_length``):
 
@@ -80,8 +80,8 @@ class FusionRule(NamedTuple):
     """What fusion by score needs to know of a corpus.
 
     Attributes:
-        squared_ratio: max(1, W / V)^2.
-        chance: mean cosine of a query and any passage.
+        squared_ratio: max(least, W / V)^2.
+        chance: mean cosine of a query and a passage that does not answer it.
         tokens: the same mean for token vectors (late_interaction.py).
     """
 

@@ -239,7 +239,7 @@ def search(store: Store, query: str, vector: Vectors | None, options: SearchOpti
     explanations = dict[int, Explanation]()
     if options.explain:
         vectors = similarities(cosines, rule.chance) if is_fused else cosines
-        share = weight if is_fused else options.weight if is_hybrid else None
+        share = weight if is_fused else None
         lengths = {row: length_factor(owner(row)) for row in shown if is_fused}
         parts = vectors, words, dict.fromkeys(shown, share), tokens, lengths
         explanations = {row: Explanation(*(part.get(row) for part in parts)) for row in shown}
@@ -315,7 +315,6 @@ class MemoryStore:
     ids: Sequence[str] = ()
     nearest: Scores = field(default_factory=dict)
     matching: Scores = field(default_factory=dict)
-    confidences: Mapping[str, Confidence] = field(default_factory=dict)
 
     def rankings(
         self,
@@ -333,6 +332,10 @@ class MemoryStore:
             store = replace(self, nearest=near, matching=match)
             found.append(search(store, query, vector, replace(options, tokens=read)).scores)
         return found
+
+    @property
+    def confidences(self) -> Mapping[str, Confidence]:
+        return {}
 
     @property
     def terms(self) -> Analyzer:

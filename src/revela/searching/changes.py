@@ -122,7 +122,7 @@ class Changes:
         before = self.table.frozen()
         self.state.commit(before.number)
         is_counted = progress or tell is not None
-        total = sum(count_words(document.text) for document in documents) if is_counted else 0
+        total = _count_words(documents) if is_counted else 0
         done = 0
         self._total += len(documents)
         # Without smoothing, the time left follows from all batches: chunks differ in length.
@@ -141,10 +141,10 @@ class Changes:
                     counts += Counts(chunks=len(encoded), cut=cut)
                 self._done += len(some)
                 yield counts
-                read = sum(count_words(document.text) for document in some) if is_counted else 0
+                read = _count_words(some) if is_counted else 0
                 done += read
                 if rows:
-                    if progress and not bar.n:
+                    if progress and read and not bar.n:
                         minutes = bar.format_dict["elapsed"] * (total - done) / read / 60
                         if minutes > 1:
                             log.info(f"encoding takes about {duration(minutes)} more")
@@ -254,3 +254,7 @@ def calibrate(table: Table, encoder: TextEncoder) -> Calibration:
     )
     vectors_ND, packed = table.vectors_in(rows), rows["tokens"].to_pylist() if tokens else []
     return test(encoder, vectors_ND, by_tokens=True, scored=True, packed=packed, progress=True)
+
+
+def _count_words(documents: Iterable[Document]) -> int:
+    return sum(count_words(document.full_text) for document in documents)

@@ -62,8 +62,9 @@ def _write(out: Path, tables: Iterable[Any], info: Info) -> int:
             writer = writer or pq.ParquetWriter(path, public.schema)
             writer.write_table(public)
             count += len(public)
-        if writer is not None:
-            writer.close()
+        if writer is None:
+            raise RevelaError("there are no passages to write: add documents first")
+        writer.close()
     return count
 
 

@@ -11,6 +11,7 @@ import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 import regex
 
@@ -31,6 +32,7 @@ NO_PHRASE = (
     "No passage that was searched contains the phrase in quotes: these results ignore the quotes."
 )
 _PHRASE = re.compile(r"""(?<!\w)["“„«»]([^"“”„«»]*)["“”«»](?!\w)""")
+_OF_PHRASES = re.compile(r"\A(?:regexp_like\(passage, '(?:[^']|'')*', 'i'\)(?: and |\Z))+")
 _SPACED = regex.compile(LETTER, regex.V1)
 _UNSPACED = regex.compile(rf"[{PAIRED}{TRIPLED}]{{2}}", regex.V1)
 
@@ -40,7 +42,8 @@ class Narrow:
     """Only documents that meet all of these."""
 
     folder: str = ""
-    "Only documents in this folder, by the path that results show; or this file."
+    """Only documents in this folder, by the path that results show; or this file. Rows with an id
+    of their own are in none."""
     since: str = ""
     "Only documents of this date or later: 2024, 2024-05 or 2024-05-31."
     until: str = ""
@@ -54,8 +57,10 @@ class Narrow:
 
     def and_also(self, where: Mapping[str, object] | None = None) -> dict[str, object]:
         """These, and another filter, as a filter in JSON; {} if there are none."""
-        folder = self.folder.rstrip("/")
-        within = {"or": [{"id": folder}, {"id": {"prefix": f"{folder}/"}}]}
+        path = PurePosixPath(self.folder)
+        folder = path.as_posix() if path.parts else ""  # "." is all of it
+        below = [{"id": {"prefix": folder + mark}} for mark in "/:"]  # "mails.mbox:1" is in a file
+        within = {"or": [{"id": folder}, *below]}
         several = {"type": self.type.lower().replace(".", ""), "language": self.language.lower()}
         parts: list[Mapping[str, object] | None] = [
             within if folder else None,
@@ -118,6 +123,12 @@ def with_phrases(where: str, query: str) -> str:
     return both(" and ".join(parts), where)
 
 
+def own_filter(where: str) -> str:
+    """The caller's part of a filter by ``with_phrases``, for messages."""
+    own = _OF_PHRASES.sub("", where)
+    return own if own == where else own.removeprefix("(").removesuffix("\n)")
+
+
 def both(first: str, second: str) -> str:
     """A filter in SQL of two; either may be empty. The second may end with a comment."""
     return f"{first} and ({second}\n)" if first and second else first or second
@@ -178,8 +189,12 @@ def _condition(name: str, operator: object, value: object, kind: str) -> str:
     if operator in MEMBERSHIP:
         if not isinstance(value, list | tuple) or not value:
             raise _error(f"{operator} takes a list of values", value)
-        values = _join(", ", (_literal(item, name, kind) for item in value))
-        test = f"{column} {MEMBERSHIP[str(operator)]} ({values})"
+        if name == "date":
+            days = _join(" or ", (_date_test(column, "=", item) for item in value))
+            test = f"{'not ' * (operator == 'not_in')}({days})"
+        else:
+            values = _join(", ", (_literal(item, name, kind) for item in value))
+            test = f"{column} {MEMBERSHIP[str(operator)]} ({values})"
     elif operator in COMPARISONS:
         sign = COMPARISONS[str(operator)]
         if name == "date":

@@ -338,9 +338,13 @@ class Index:
 
         phrased = replace(options, where=with_phrases(options.where, query))
         hits = self._retried(lambda: read(phrased))
-        without = replace(options, ignores_phrases=True)
-        if not hits and phrased != options and (hits := self._retried(lambda: read(without))):
-            hits.notice = NO_PHRASE
+        if hits or phrased == options:
+            return hits
+        any_phrased = replace(phrased, k=1, min_score=None)
+        if options.min_score is None or not self._retried(lambda: read(any_phrased)):
+            without = replace(options, ignores_phrases=True)
+            if hits := self._retried(lambda: read(without)):
+                hits.notice = NO_PHRASE
         return hits
 
     def _retried(self, read: Callable[[], T]) -> T:
@@ -427,8 +431,12 @@ class Index:
         """The file of a document; None if it is unknown or was deleted."""
         from revela.searching.locations import file_of
 
-        sources, owner = self.state.sources.get("sources", []), self.state.owner_of(document)
-        return file_of(sources, document, owner or "")
+        return file_of(self.sources, document, self.state.owner_of(document) or "")
+
+    @property
+    def sources(self) -> list[str]:
+        """The folders and files that the index was made of, if it records them."""
+        return list(self.state.sources.get("sources", []))
 
     def file_state(self, document: str) -> FileState | None:
         """The file of a document as it was read; None if it is unknown."""

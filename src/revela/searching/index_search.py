@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -113,7 +113,8 @@ def hits_of(store: IndexStore, query: str, vector: Vectors | None, options: Sear
         hits.append(hit_of(rows[row], columns, found.scores[row], confidence, explanation))
         if hits[-1].id != store.owner(row).id:
             raise KeyError(row)
-    return originals_first(hits)
+    named = {store.owner(row).id for row in store.named(query, found.confidences)}
+    return originals_first(hits, named)
 
 
 def distinct(hits: Sequence[Any], k: int) -> dict[int, list[int]]:
@@ -126,15 +127,22 @@ def distinct(hits: Sequence[Any], k: int) -> dict[int, list[int]]:
     return {first: copies for first, *copies in islice(groups.values(), k)}
 
 
-def originals_first(hits: Hits) -> Hits:
-    """Hits in their order, but of those with the same text, files named as copies come last."""
+def originals_first(hits: Hits, named: Collection[str] = ()) -> Hits:
+    """Hits in their order, but of those with the same text, files named as copies come last, unless
+    their names are asked for (``named``).
+    """
     ordered = Hits(hits)
     for first, copies in distinct(hits, len(hits)).items():
         places = [first, *copies]
-        same = sorted((hits[place] for place in places), key=lambda h: bool(_COPY.search(h.id)))
+        same = sorted(
+            (hits[place] for place in places),
+            key=lambda hit: hit.id not in named and bool(_COPY.search(hit.id)),
+        )
         for place, hit in zip(places, same, strict=True):
             at = hits[place]
-            ordered[place] = replace(hit, score=at.score, confidence=at.confidence)
+            ordered[place] = replace(
+                hit, score=at.score, confidence=at.confidence, explanation=at.explanation
+            )
     return ordered
 
 

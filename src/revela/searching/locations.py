@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -16,6 +17,9 @@ from revela.types import Document
 _TEXT = (CODE | MARKDOWN | {".adoc", ".log", ".org", ".rst", ".text", ".txt"}) - READERS.keys()
 _TEXT |= {".tex", ".ltx"}
 _ROW = re.compile(r"(.+):\d+")  # the id of a row, by its file and number
+
+
+_ESCAPED = re.compile(r"\\x([89a-f][0-9a-f])")  # in a path that is not UTF-8 (display_path)
 
 
 class Start(NamedTuple):
@@ -47,6 +51,10 @@ def starts(document: Document, chunks: Sequence[str]) -> Iterator[Start]:
         yield now.after(chunk[: len(chunk) - len(chunk.lstrip())])
 
 
+def _byte(escaped: re.Match[str]) -> str:
+    return os.fsdecode(bytes.fromhex(escaped[1]))
+
+
 def file_of(sources: Sequence[str | Path], name: str, owner: str = "") -> Path | None:
     """The file of a document's id, below one of these folders or one of these files. None if there
     is none, as ids of rows may be any text, or if a link leads out of the folder.
@@ -58,7 +66,7 @@ def file_of(sources: Sequence[str | Path], name: str, owner: str = "") -> Path |
     row = _ROW.fullmatch(name)
     names = [name, row[1]] if row else [name]
     names += [owner[len(s) + 1 :] for s in map(str, sources) if owner.startswith(f"{s}/")]
-    for relative in map(PurePath, names):
+    for relative in (PurePath(_ESCAPED.sub(_byte, name)) for name in names):
         if relative.is_absolute() or ".." in relative.parts:
             continue
         for source in map(Path, sources):

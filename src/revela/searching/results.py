@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from revela.searching.index_search import distinct
 from revela.searching.snippets import heading_of
+from revela.text.readers.common import display_path
 from revela.types import Answer, Explanation, Hits
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class SearchResults:
 def results_of(
     index: Words | Index, query: str, hits: Hits, *, whole: bool = False, with_files: bool = True
 ) -> list[Result]:
-    """Hits of an index as results, in their order.
+    """Hits of an index as results, in their order, for ``ranked``.
 
     Args:
         whole: also give each whole passage as it is shown.
@@ -115,7 +116,7 @@ def results_of(
                 snippet=Marked(shown.text, shown.marks),
                 passage=passage and Marked(passage.text, passage.marks),
                 chunk=hit.chunk,
-                path=str(file) if file else None,
+                path=display_path(file) if file else None,
                 line=shown.line,
                 page=shown.page,
                 date=hit.date,
@@ -126,7 +127,7 @@ def results_of(
                 explanation=hit.explanation,
             )
         )
-    return ranked(results)
+    return results
 
 
 def ranked(*several: Sequence[Result]) -> list[Result]:

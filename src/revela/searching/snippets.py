@@ -23,7 +23,7 @@ from revela.types import Hit
 CHARACTERS, LINES = 300, 6  # of a snippet, at most; characters of double width count twice
 SPARE = 2  # search for this many times the hits to show, because some have equal texts
 Span = tuple[int, int]
-_BLANK = re.compile(r"\A\s*\n")
+_BLANK = re.compile(r"\A\s*[\n\f]")  # a page without text ends with \f
 _LINE, _BREAK = re.compile(".+"), re.compile("\n")
 _ROW = re.compile(r":\d+\Z")
 _MAIL = {".eml", ".mht", ".mhtml", ".mbox", ".mbx"}

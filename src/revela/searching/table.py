@@ -25,7 +25,7 @@ from revela.errors import QueryError, RevelaError
 from revela.files import disk_error
 from revela.ranking.bm25 import TermCounts
 from revela.ranking.fusion import Owner
-from revela.searching.filters import id_filter
+from revela.searching.filters import id_filter, own_filter
 from revela.searching.manifest import Info
 from revela.searching.rows import HIT_COLUMNS, Stored, schema_of
 from revela.terminal import progress_bar
@@ -397,7 +397,7 @@ def lance_errors(folder: Path, where: str = "", columns: Iterable[str] = ()) -> 
             why = _PREAMBLE.split(reason)[-1].split(". Valid fields")[0].rstrip(".)")
             names = ", ".join([*HIT_COLUMNS, *columns])
             raise QueryError(
-                f'the filter "{where[:80]}" cannot be used ({why}): '
+                f'the filter "{own_filter(where)[:80]}" cannot be used ({why}): '
                 f"compare columns of this index, which are {names}",
                 "where",
             ) from error

@@ -115,7 +115,7 @@ class Words:
         check_query(query)
         if where:
             raise QueryError(
-                f"{self.notice} Filters need the index: leave it out, or wait", "where"
+                f"{self.notice} Filters need the index: leave the filter out, or wait", "where"
             )
         asked = self._bm25.known(self._bm25.terms.of_query(query))
         greatest = max_score(self._bm25.idf(asked)) or 1

@@ -12,6 +12,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from revela.errors import RevelaError
 from revela.ranking.bm25 import BM25
 from revela.searching.highlight import HighlightTerms
+from revela.searching.server import Site
 from revela.searching.server.mcp import MAX_TOKENS, Tools
 from revela.searching.server.token_budget import count_tokens, shared_out
 from revela.searching.snippets import CHARACTERS, snippet
@@ -43,6 +44,9 @@ class Found:
     def search(self, query, k, **_):
         return Hits(self.hits[:k])
 
+    def file(self, document):
+        return None
+
     def snippets(self, query, hits, characters=CHARACTERS):
         terms = HighlightTerms.of(query, self.known.terms, self.known.idf)
         return [snippet(hit, terms, characters) for hit in hits]
@@ -53,7 +57,7 @@ class Found:
 
 def search(texts, metadata=None, **asked):
     found = Found(texts, metadata)
-    answer = Tools("notes", lambda: found, {}).search("invoices", **asked)
+    answer = Tools(Site("notes"), lambda: found, {}).search("invoices", **asked)
     assert json.loads(answer.content[0].text) == answer.structured_content
     return answer.content[0].text, answer.structured_content
 
@@ -95,7 +99,7 @@ def test_an_answer_that_fits_without_snippets_says_that_these_are_left_out():
 def test_a_long_passage_comes_with_the_part_that_answers_and_its_place(max_tokens):
     answer = "\n\nThe camshaft turns at noon.\n\n"
     found = Found(["# Engine\n\n" + ENGLISH * 20 + answer + ENGLISH * 20])
-    given = Tools("notes", lambda: found, {}).search("camshaft", max_tokens=max_tokens)
+    given = Tools(Site("notes"), lambda: found, {}).search("camshaft", max_tokens=max_tokens)
     (result,) = given.structured_content["results"]
     assert result["title"] == "Guide > Taxes > Engine" and result["line"] == 5 + 4
     part = result["text"] if max_tokens == 300 else result["snippet"]
@@ -133,7 +137,7 @@ def test_short_texts_leave_their_share_to_the_long_ones():
 def test_an_agent_reads_whether_the_first_result_answers():
     found = Found([ENGLISH])
     found.hits = [replace(found.hits[0], confidence=0.01)]
-    answer = Tools("notes", lambda: found, {}).search("who painted the ceiling")
+    answer = Tools(Site("notes"), lambda: found, {}).search("who painted the ceiling")
     assert answer.structured_content["answer"] == "probably no answer in these documents"
 
 
@@ -145,7 +149,7 @@ def test_an_error_of_one_call_ends_with_that_call():
             raise broken.pop()
         return found
 
-    tools = Tools("notes", index, {})
+    tools = Tools(Site("notes"), index, {})
     with pytest.raises(ToolError, match="the index cannot be read: see the server's log"):
         tools.search("invoices")
     assert tools.search("invoices").structured_content["results"][0]["text"] == ENGLISH

@@ -248,6 +248,11 @@ BAD_RERANKS = {
 BAD = {EMBEDDINGS: BAD_EMBEDDINGS, SEARCH: BAD_SEARCHES, RERANK: BAD_RERANKS}
 
 
+def test_a_filter_in_an_address_may_nest_as_deeply_as_a_body(server):
+    answer = httpx.get(f"{server.url}{SEARCH}", params={"query": "a", "where": "[" * 20_000})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "where"
+
+
 @pytest.mark.parametrize(
     ("path", "content", "param"),
     [pytest.param(p, *bad, id=name) for p, some in BAD.items() for name, bad in some.items()],

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from urllib.parse import quote
+
 import httpx
 import pytest
 from served import build, encoder, index, make_service, running
 
-from revela.searching.server import Access
+from revela.searching.server import Access, Site
+from revela.searching.server.mcp import Tools
 from revela.searching.word_search import Words
 from revela.text.load import read_corpus
 
@@ -36,7 +41,7 @@ def service(make_service, encoder, docs, tmp_path):
     return service
 
 
-def test_a_document_is_read_around_a_passage_with_its_words_marked(service, docs):
+def test_a_document_is_read_around_a_passage_with_its_words_marked(service, docs, tmp_path):
     with running(service) as server:
 
         def get(name, **how):
@@ -60,10 +65,36 @@ def test_a_document_is_read_around_a_passage_with_its_words_marked(service, docs
         (docs / "long.txt").unlink()
         found = get("long.txt").json()
         assert "no longer exists" in found["note"] and found["file"] is None and found["passages"]
+        linked = docs / "a b" / "ü#1.md"
+        linked.rename(tmp_path / "moved.md")
+        linked.symlink_to(tmp_path / "moved.md")
+        found = get("a%20b%2F%C3%BC%231.md").json()
+        assert found["file"] is None and found["note"] is None, "a link out of the folder"
         service.access = Access()  # of a server for other machines: no place, no file
         found = get("a%20b%2F%C3%BC%231.md").json()
         assert found["path"] is None and found["file"] is None and found["passages"]
         assert httpx.get(f"{server.url}/v1/files/page.html").status_code == 403
+
+
+def test_paths_that_are_not_utf_8_are_escaped(make_service, encoder, tmp_path):
+    docs = Path(os.fsdecode(bytes(tmp_path) + b"/caf\xe9"))
+    docs.mkdir()
+    Path(os.fsdecode(bytes(docs) + b"/th\xe9.txt")).write_text("The castle opens at nine.")
+    service = make_service(local_only=True)
+    service.index = build(tmp_path / "index", [], encoder)
+    service.index.sync(docs)
+    with running(service) as server:
+        (hit,) = httpx.get(f"{server.url}/v1/search", params={"query": "castle"}).json()["data"]
+        assert hit["id"] == r"th\xe9.txt" and hit["path"].endswith(r"/caf\xe9/th\xe9.txt")
+        address = f"{server.url}/v1/documents/{quote(hit['id'])}"
+        found = httpx.get(address).json()
+        assert found["note"] is None and found["path"] == hit["path"]
+        assert httpx.get(f"{server.url}/{found['file']}").text == "The castle opens at nine."
+    for with_files, scheme in ((True, "file:///"), (False, "revela:")):
+        tools = Tools(Site(), lambda: service.index, {}, with_files)
+        (same,) = tools.search("castle").structured_content["results"]
+        assert same.get("path") == (hit["path"] if with_files else None)
+        assert same["url"].startswith(scheme)
 
 
 def test_files_are_never_pages_of_this_origin_and_none_is_read_outside(service, docs, tmp_path):

@@ -150,7 +150,7 @@ def test_an_index_is_opened_at_the_first_call_and_again_if_that_fails(served_ind
         return open_index(*given, **more)
 
     monkeypatch.setattr(Index, "open", failing_once)
-    tools = _tools(served_index, None, "", None, OWN)
+    tools = _tools(served_index, None, "", None, OWN, with_files=True)
     assert not opened and tools.columns["year"] == "int64"
     with pytest.raises(RevelaError, match="the model cannot be loaded"):
         tools.index()

@@ -16,6 +16,7 @@ from revela.errors import QueryError
 from revela.evaluation.collection import Collection
 from revela.evaluation.runs import search_runs
 from revela.ranking.steps import QUERY_CHARACTERS
+from revela.searching.server import Site
 from revela.searching.server.mcp import Tools
 
 LONG = "ocean01 " * (QUERY_CHARACTERS // 8)
@@ -31,7 +32,7 @@ def nothing_is_encoded(index, monkeypatch):
 
 @pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid"])
 def test_python_and_the_shell(index, nothing_is_encoded, monkeypatch, mode):
-    tools = Tools("notes", lambda: index, index.info.columns)
+    tools = Tools(Site("notes"), lambda: index, index.info.columns)
     monkeypatch.setattr("revela.searching.folder_index.open_any", lambda *_, **__: index)
     for ask in (
         lambda: index.search(TOO_LONG, mode=mode),

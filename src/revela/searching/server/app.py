@@ -11,7 +11,7 @@ import base64
 import hashlib
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -35,7 +35,7 @@ from revela.ranking.rerank_texts import by_tokens
 from revela.ranking.steps import QUERY_CHARACTERS, check_query
 from revela.searching.filters import OWN_COLUMNS
 from revela.searching.index import Index
-from revela.searching.results import SearchResults, results_of
+from revela.searching.results import SearchResults, ranked, results_of
 from revela.searching.server import Access, Limits, Site, schemas
 from revela.searching.server.documents import file_response, read_document
 from revela.searching.server.encoding import Encoding, in_thread
@@ -173,13 +173,13 @@ class SearchService:
             # Do not tell strangers where files are.
             how = dict(whole=body.marked, with_files=self.access.local_only)
             shown = partial(results_of, self.index, body.query, hits, **how)
-            results = await in_thread(self.search_threads, shown)
+            results = ranked(await in_thread(self.search_threads, shown))
         return SearchResults(
             query=body.query,
             model=self.name,
             mode="lexical" if isinstance(self.index, Words) else body.mode,
             milliseconds=round(1000 * (time.perf_counter() - start), 1),
-            answer=hits.answer,
+            answer=None if self.index.notice else hits.answer,
             data=[replace(result, url=self.site.url(result.id)) for result in results],
             note=" ".join(filter(None, (self.index.notice, hits.notice))) or None,
         )
@@ -197,7 +197,7 @@ class Service(SearchService):
 
     Args:
         name: of the retriever, for clients.
-        encoder: the retriever; encodes in the batcher's thread only.
+        encoder: the retriever.
         dimensions: shorter widths that it was trained for.
     """
 
@@ -294,6 +294,16 @@ class Service(SearchService):
     async def _finder(self, body: schemas.SearchRequest) -> Callable[[], Hits]:
         asked = body.options()
         check_query(body.query)
+        by_tokens = await in_thread(self.search_threads, partial(self._checked, asked))
+        encoded = None
+        if body.mode != "lexical":
+            # Truncated for the model only: all of its words are searched for.
+            tokens = await self.encoding.tokens([body.query], "query", True, "query")
+            (encoded,) = await self.encoding.encode([body.query], tokens, "query", by_tokens)
+        return partial(self.index.search, body.query, encoded=encoded, **asked)
+
+    def _checked(self, asked: Mapping[str, Any]) -> bool:
+        """Whether a search with these options re-ranks by tokens; reads the index."""
         by_tokens = self.index.options(**asked).rerank == "late-interaction"
         if by_tokens and not self.index.info.settings.keep_tokens:
             raise QueryError(
@@ -301,12 +311,7 @@ class Service(SearchService):
                 "send no rerank",
                 "rerank",
             )
-        encoded = None
-        if body.mode != "lexical":
-            # Truncated for the model only: all of its words are searched for.
-            tokens = await self.encoding.tokens([body.query], "query", True, "query")
-            (encoded,) = await self.encoding.encode([body.query], tokens, "query", by_tokens)
-        return partial(self.index.search, body.query, encoded=encoded, **asked)
+        return by_tokens
 
     def index_info(self) -> schemas.IndexInfo:
         """The index: its size, the columns for filters, and whether it keeps tokens."""

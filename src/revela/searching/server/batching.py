@@ -66,7 +66,7 @@ class Batcher:
     """Encodes the texts of many requests in batches, in a thread of its own.
 
     Args:
-        encoder: used by the batcher's thread only.
+        encoder: of all requests.
         batch_tokens: maximum number of tokens per batch; a longer text is a batch of its own.
         max_tokens: maximum number of waiting tokens, separately for queries and passages.
     """

@@ -14,7 +14,7 @@ from revela.searching.server.schemas import DocumentText, Passage
 from revela.searching.word_search import Words
 from revela.text.endings import suffix
 from revela.text.readers import READERS
-from revela.text.readers.common import size_and_time
+from revela.text.readers.common import display_path, size_and_time
 from revela.text.readers.encodings import decode
 
 NOT_FOUND = "the index has no such document or passage: search again"
@@ -50,7 +50,7 @@ def read_document(
         id=name,
         title=chunks[0].title,
         date=chunks[0].date,
-        path=str(file) if file else None,
+        path=display_path(file) if file else None,
         file=f"v1/files/{quote(name, safe='')}" if file else None,
         chunks=len(chunks),
         passages=[
@@ -63,10 +63,11 @@ def read_document(
 
 def _note(index: Words | Index, name: str, file: Path | None) -> str | None:
     """Whether a file has changed since it was indexed, or is gone; None for neither."""
-    before = index.file_state(name) if isinstance(index, Index) else None
-    if before is None:
-        return None
+    if isinstance(index, Words) or (before := index.file_state(name)) is None or before.size < 0:
+        return None  # not known, or of a data set
     if file is None:
+        if (owner := index.state.owner_of(name)) and Path(owner).exists():
+            return None  # it may not be opened, as a link leads to it
         return "The file no longer exists: this is its text as it was indexed."
     size, time = size_and_time(file)
     if size == before.size and before.mtime_ns in (-1, time):
@@ -92,6 +93,7 @@ def file_response(index: Words | Index, name: str) -> FileResponse:
         kind, how = f"text/plain; charset={encoding.lower() or 'utf-8'}", "inline"
     else:
         kind, how = "application/octet-stream", "attachment"
+    shown = display_path(Path(file.name))
     return FileResponse(
-        file, media_type=kind, filename=file.name, content_disposition_type=how, headers=HEADERS
+        file, media_type=kind, filename=shown, content_disposition_type=how, headers=HEADERS
     )

@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
-from pathlib import Path
 from typing import Annotated, Any
 from unicodedata import east_asian_width
 from urllib.parse import quote
@@ -34,12 +33,12 @@ from revela.ranking.steps import check_query
 from revela.searching.filters import where_sql
 from revela.searching.index import Index
 from revela.searching.index_search import distinct
-from revela.searching.locations import file_of
 from revela.searching.server import Access, Limits, Site
 from revela.searching.server.token_budget import as_json, count_tokens, fitting, shared_out
 from revela.searching.snippets import SPARE, Snippet, heading_of
 from revela.searching.word_search import Words
 from revela.terminal import counted
+from revela.text.readers.common import display_path
 from revela.types import ANSWERS, Hit
 
 log = logging.getLogger(__name__)
@@ -106,7 +105,7 @@ class SearchResults(AnswerModel):
 
     answer: str | None = None
     """Whether the first result answers the query: sure, perhaps, probably no answer (in these
-    documents, or as they are about other things), or not known."""
+    documents, or as they are about other things), or confidence unknown."""
     results: list[SearchResult]
     note: str | None = None
     "What was cut, and how to get it."
@@ -134,31 +133,31 @@ class Tools:
     """The tools of agents, and the documents that these are for.
 
     Args:
-        name: of the documents, for agents.
+        site: the name of the documents, for agents, and the base of their addresses; "": those of
+            their files.
         index: gives the index, or the words of one that is being made; called by the tools, as it
             may take long.
         columns: for filters, and their Arrow types.
-        folder: root of the files, if ids are paths.
-        base_url: base of the documents' addresses; "": those of their files.
+        with_files: name the documents' files: not to other machines.
     """
 
-    name: str
+    site: Site
     index: Callable[[], Index | Words]
     columns: Mapping[str, str]
-    folder: Path | None = None
-    base_url: str = ""
+    with_files: bool = True
     _lock: threading.Lock = field(default_factory=threading.Lock)  # one search at a time
 
-    def place(self, name: str) -> tuple[str, str | None]:
+    def place(self, index: Index | Words, name: str) -> tuple[str, str | None]:
         """url and path of a document by its id; clients cite only what has a url."""
-        path = file_of([self.folder], name) if self.folder else None
-        url = Site(base_url=self.base_url).url(name)
-        url = url or (path.as_uri() if path else f"revela:{quote(name)}")
-        return url, str(path) if path else None
+        path = index.file(name) if self.with_files else None
+        url = self.site.url(name) or (path.as_uri() if path else f"revela:{quote(name)}")
+        return url, display_path(path) if path else None
 
-    def result(self, hit: Hit, shown: Snippet, copies: Sequence[str] = ()) -> SearchResult:
+    def result(
+        self, index: Index | Words, hit: Hit, shown: Snippet, copies: Sequence[str]
+    ) -> SearchResult:
         """A hit for agents, with the ids of documents whose passage is equal."""
-        url, path = self.place(hit.id)
+        url, path = self.place(index, hit.id)
         return SearchResult(
             id=hit.id,
             title=heading_of(hit),
@@ -202,7 +201,7 @@ class Tools:
             return index.snippets(query, [best[number]], characters)[0].text
 
         results = [
-            self.result(hit, shown, [hits[copy].id for copy in copies])
+            self.result(index, hit, shown, [hits[copy].id for copy in copies])
             for hit, shown, copies in zip(best, snippets, found.values(), strict=True)
         ]
         answer = ANSWERS[hits.answer] if hits and not index.notice else None
@@ -217,7 +216,8 @@ class Tools:
         max_tokens: MaxTokens = MAX_TOKENS,
     ) -> Annotated[CallToolResult, FetchedDocument]:
         with _tool_errors():
-            chunks = self.index().chunks(id)
+            index = self.index()
+            chunks = index.chunks(id)
         if not chunks[chunk:]:
             passages = counted(len(chunks), "passage")
             has = f"has {passages}, from 0" if chunks else "is not in the index"
@@ -227,7 +227,7 @@ class Tools:
             raise ToolError(
                 f"passage {chunk} of {id[:200]} has {length:,} characters: lower offset"
             )
-        url, path = self.place(id)
+        url, path = self.place(index, id)
         document = FetchedDocument(
             id=id,
             title=chunks[0].title or id,
@@ -377,7 +377,7 @@ def _read(texts: Sequence[str], first: int, offset: int, tokens: int) -> dict[st
 
 def mcp_server(tools: Tools) -> MCPServer[Any]:
     """The server of an index, for any transport."""
-    name = tools.name
+    name = tools.site.name
     instructions = f"search finds documents of {name}; fetch reads one by its id"
     server = _Server(name, version=__version__, instructions=instructions, log_level="WARNING")
     columns = ", ".join(f"{column} ({kind})" for column, kind in tools.columns.items())

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, FailFast, Field, WithJsonSchema
 from pydantic_core import PydanticKnownError
 
-from revela.ranking.steps import Rerank
+from revela.ranking.fusion import Fusion
+from revela.ranking.steps import Mode, Rerank
 from revela.searching.filters import EXAMPLE, Narrow
 from revela.searching.results import Marked
 from revela.searching.server.errors import APIError
@@ -48,7 +49,7 @@ def _no_sql(value: Any) -> Any:
 def _from_json(value: Any) -> Any:
     try:
         return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
+    except (ValueError, RecursionError):
         return _no_sql(value)
 
 
@@ -95,9 +96,9 @@ class SearchRequest(RequestModel):
     """A search of the index."""
 
     query: Query
-    mode: Literal["hybrid", "dense", "lexical"] = "hybrid"
+    mode: Mode = "hybrid"
     "Rank by vectors (dense), by words (lexical) or by both."
-    fusion: Literal["score", "rank"] = "score"
+    fusion: Fusion = "score"
     "How hybrid search combines both: by score, or by rank (RRF)."
     rerank: Rerank | None = None
     "Re-rank the first results by token vectors, if the index keeps them."
