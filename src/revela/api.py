@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revela.encoders.load import load_encoder, resolve
-from revela.encoders.prompts import OWN, Given, prompts_of
+from revela.encoders.prompts import OWN, GivenPrompts, prompts_of
 from revela.errors import RevelaError, extra
 from revela.evaluation import evaluate as evaluation
 from revela.evaluation.evaluate import EvalOptions, Evaluation
@@ -51,7 +51,7 @@ class Retriever:
     """
 
     def __init__(
-        self, model: str | Path, precision: Precision = "auto", prompts: Given = OWN
+        self, model: str | Path, precision: Precision = "auto", prompts: GivenPrompts = OWN
     ) -> None:
         self.folder = resolve(str(model))
         self.prompts = prompts_of(self.folder, prompts)

@@ -12,7 +12,7 @@ from cyclopts import Parameter, validators
 
 from revela.cli.flags import PROMPTS, Flat, Out, PromptFlags, Several
 from revela.cli.printing import print_report, print_table
-from revela.encoders.prompts import Given as GivenPrompts
+from revela.encoders.prompts import GivenPrompts
 from revela.errors import RevelaError, extra
 from revela.ranking.steps import Rerank
 from revela.terminal import counted

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from revela.encoders.prompts import Given as GivenPrompts
+from revela.encoders.prompts import GivenPrompts
 from revela.errors import RevelaError
 from revela.files import check_free_for_run
 

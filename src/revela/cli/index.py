@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from revela.cli.flags import PROMPTS, Flat, Out, PromptFlags, Several, names_of
 from revela.cli.printing import print_report
-from revela.encoders.prompts import Given as GivenPrompts
+from revela.encoders.prompts import GivenPrompts
 from revela.errors import RevelaError
 from revela.searching.manifest import Indexing
 from revela.terminal import counted

@@ -17,7 +17,7 @@ from cyclopts import Parameter
 from revela.cli.flags import PROMPTS, Flat, PromptFlags
 from revela.cli.printing import print_json
 from revela.cli.serve import token_of
-from revela.encoders.prompts import Given as GivenPrompts
+from revela.encoders.prompts import GivenPrompts
 from revela.errors import RevelaError
 from revela.searching.server import Access, Limits, Site
 

@@ -22,7 +22,7 @@ from revela.encoders.cpu import fastest, openvino_core
 from revela.encoders.graph_encoder import Graph, GraphEncoder
 from revela.encoders.int8 import quantised
 from revela.encoders.model_files import Weights, fingerprint, modules_of, opening, read_config
-from revela.encoders.prompts import OWN, Given, prompts_of
+from revela.encoders.prompts import OWN, GivenPrompts, prompts_of
 from revela.files import atomic_write, cache_folder, writing
 from revela.types import Precision
 
@@ -55,7 +55,10 @@ def export_folder(digest: str) -> Path:
 
 
 def open_graph(
-    folder: Path, precision: Precision = "auto", max_tokens: int | None = None, prompts: Given = OWN
+    folder: Path,
+    precision: Precision = "auto",
+    max_tokens: int | None = None,
+    prompts: GivenPrompts = OWN,
 ) -> GraphEncoder | None:
     """Open a Sentence-Transformers folder as a graph; None if it has to be read by torch.
 

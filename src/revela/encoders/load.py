@@ -22,7 +22,7 @@ from revela.encoders.embedded import E5, MINILM
 from revela.encoders.graph_encoder import GraphEncoder
 from revela.encoders.graphs import VERSION, export_folder, open_graph
 from revela.encoders.model_files import ADAPTER, COPY_AGAIN, fingerprint, hub_name, modules_of
-from revela.encoders.prompts import OWN, Given, Known, known_of
+from revela.encoders.prompts import OWN, GivenPrompts, Known, known_of
 from revela.encoders.static_encoder import StaticEncoder
 from revela.errors import RevelaError, extra, first_line
 from revela.files import atomic_write, cache_folder, remove_unfinished, writing
@@ -117,7 +117,7 @@ def load_encoder(
     folder: Path,
     precision: Precision = "auto",
     max_tokens: int | None = None,
-    prompts: Given = OWN,
+    prompts: GivenPrompts = OWN,
     as_compared: bool = False,
 ) -> TextEncoder:
     """Open a saved retriever, or any Sentence-Transformers folder, for encoding.
@@ -143,7 +143,7 @@ def load_encoder(
 
 
 def _open(
-    folder: Path, precision: Precision, max_tokens: int | None, prompts: Given, by_dot: bool
+    folder: Path, precision: Precision, max_tokens: int | None, prompts: GivenPrompts, by_dot: bool
 ) -> TextEncoder:
     """Open a folder as a table if possible, else as a graph, else by torch."""
     if model_files.table_folder(folder) and not by_dot:
@@ -167,7 +167,7 @@ def _open(
 
 
 def _open_graph(
-    folder: Path, precision: Precision, max_tokens: int | None = None, prompts: Given = OWN
+    folder: Path, precision: Precision, max_tokens: int | None = None, prompts: GivenPrompts = OWN
 ) -> GraphEncoder | None:
     """``open_graph``; None also for a graph whose vectors differ from torch's.
 

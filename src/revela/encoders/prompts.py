@@ -29,7 +29,7 @@ class Prompts(NamedTuple):
         passages = (prompts.get(name) for name in ("document", "passage", "corpus"))
         return cls(prompts.get("query") or "", next(filter(None, passages), ""))
 
-    def replaced(self, given: Given) -> Prompts:
+    def replaced(self, given: GivenPrompts) -> Prompts:
         """The given prompts; None keeps this one's."""
         query, passage = given
         return Prompts(
@@ -45,14 +45,14 @@ class Prompts(NamedTuple):
         return f"prompts: {self.query!r} before queries, {self.passage!r} before passages"
 
 
-Given = tuple[str | None, str | None]
+GivenPrompts = tuple[str | None, str | None]
 """The user's prompts of queries and of passages; None: the model's own."""
-OWN: Given = (None, None)
+OWN: GivenPrompts = (None, None)
 AUTO = "auto"  # in a recipe: the model's own prompt
 
 
-def prompts_set(query: str, passage: str) -> Given:
-    """A recipe's prompts, where "auto" is the model's own, as ``Given``."""
+def prompts_set(query: str, passage: str) -> GivenPrompts:
+    """A recipe's prompts, where "auto" is the model's own, as ``GivenPrompts``."""
     return (None if query == AUTO else query), (None if passage == AUTO else passage)
 
 
@@ -118,7 +118,7 @@ KNOWN = {
 }
 
 
-def prompts_of(folder: Path, given: Given = OWN) -> Prompts:
+def prompts_of(folder: Path, given: GivenPrompts = OWN) -> Prompts:
     """The prompts to use with the model in a folder."""
     named = named_prompts(folder)
     return (named if any(named) else known_of(folder).prompts).replaced(given)
@@ -141,7 +141,7 @@ def named_prompts(folder: Path) -> Prompts:
     return Prompts.named(prompts if isinstance(prompts, dict) else {})
 
 
-def check_prompts(made: Prompts, given: Given, what: Path) -> None:
+def check_prompts(made: Prompts, given: GivenPrompts, what: Path) -> None:
     """Raise RevelaError if the given prompts differ from those that ``what`` was made with."""
     if made.replaced(given) != made:
         raise RevelaError(

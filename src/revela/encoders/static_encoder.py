@@ -26,7 +26,7 @@ from revela.encoders.base import (
     truncate,
 )
 from revela.encoders.model_files import CONFIG, Weights, opening, table_folder
-from revela.encoders.prompts import OWN, Given, Prompts, prompts_of
+from revela.encoders.prompts import OWN, GivenPrompts, Prompts, prompts_of
 from revela.types import Role, fp32, unit
 
 READ_AHEAD = 1024  # texts that are tokenized at once
@@ -65,7 +65,7 @@ class StaticEncoder(TextEncoder):
 
     @classmethod
     def load(
-        cls, folder: Path, max_tokens: int | None = None, prompts: Given = OWN
+        cls, folder: Path, max_tokens: int | None = None, prompts: GivenPrompts = OWN
     ) -> StaticEncoder:
         """Open a static retriever's folder; raises RevelaError if it is damaged."""
         from tokenizers import Tokenizer

@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 
 from revela.encoders import torch_model
 from revela.encoders.base import Encoded, Features, TextEncoder, no_transformer
-from revela.encoders.prompts import OWN, Given, Prompts
+from revela.encoders.prompts import OWN, GivenPrompts, Prompts
 from revela.types import Precision, Role
 
 
@@ -55,7 +55,7 @@ class TorchEncoder(TextEncoder):
         folder: Path,
         precision: Precision,
         max_tokens: int | None = None,
-        prompts: Given = OWN,
+        prompts: GivenPrompts = OWN,
         by_dot: bool = False,
     ) -> TorchEncoder:
         """Open a Sentence-Transformers folder, on a GPU if there is one."""

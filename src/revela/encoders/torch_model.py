@@ -20,7 +20,7 @@ from torch.nn.functional import normalize
 from revela.encoders.base import SLOT, Features, check_max_tokens, truncate
 from revela.encoders.bert import max_positions
 from revela.encoders.model_files import check_retriever, modules_of, opening, refuse_missing
-from revela.encoders.prompts import OWN, Given, Known, known_of, prompts_of
+from revela.encoders.prompts import OWN, GivenPrompts, Known, known_of, prompts_of
 from revela.errors import RevelaError
 from revela.quiet_libraries import silence_libraries
 from revela.types import Precision, Role
@@ -43,7 +43,7 @@ def tokens_per_batch(device: torch.device) -> int:
 
 
 def open_model(
-    folder: Path | str, device: str | None = None, prompts: Given = OWN
+    folder: Path | str, device: str | None = None, prompts: GivenPrompts = OWN
 ) -> SentenceTransformer:
     """Open a saved retriever, or any Sentence-Transformers folder, in fp32. ``device`` defaults to
     a GPU if there is one; ``prompts`` replace the model's own.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from revela.encoders.base import TextEncoder
-from revela.encoders.prompts import OWN, Given
+from revela.encoders.prompts import OWN, GivenPrompts
 from revela.errors import RevelaError
 from revela.evaluation import runs
 from revela.evaluation.collection import Collection, last_part, load_collection
@@ -67,7 +67,7 @@ class EvalOptions:
     language: str = "auto"
     weight: float | None = None
     runs: Path | None = None
-    prompts: Given = OWN
+    prompts: GivenPrompts = OWN
     candidates: Sequence[Path] = ()
     depth: int = 1024
 

@@ -23,7 +23,7 @@ from revela.encoders.base import TextEncoder
 from revela.encoders.embedded import EMBEDDED
 from revela.encoders.load import resolve
 from revela.encoders.model_files import fingerprint, name_of, saved_for_dot
-from revela.encoders.prompts import OWN, Given
+from revela.encoders.prompts import OWN, GivenPrompts
 from revela.encoders.torch_encoder import TorchEncoder
 from revela.errors import RevelaError, first_line
 from revela.evaluation.evaluate import short_names
@@ -70,7 +70,7 @@ class MtebEncoder:
         name: str,
         precision: Precision = "auto",
         max_tokens: int | None = None,
-        prompts: Given = OWN,
+        prompts: GivenPrompts = OWN,
     ) -> MtebEncoder:
         """Open a Sentence-Transformers folder, a hub id or embedded:minilm-l6."""
         folder = resolve(name)
@@ -107,7 +107,7 @@ def evaluate_benchmarks(
     out: Path,
     max_tokens: int | None = None,
     precision: Precision = "auto",
-    prompts: Given = OWN,
+    prompts: GivenPrompts = OWN,
 ) -> tuple[dict[str, list[str]], dict[str, dict[str, SystemScores]]]:
     """Score retrievers on benchmarks and tasks of mteb.
 

@@ -23,7 +23,7 @@ from revela.encoders import load
 from revela.encoders.default_model import installed_model, suited_model
 from revela.encoders.load import resolve
 from revela.encoders.model_files import fingerprint, gives_tokens
-from revela.encoders.prompts import OWN, Given, Prompts, named_prompts, prompts_of
+from revela.encoders.prompts import OWN, GivenPrompts, Prompts, named_prompts, prompts_of
 from revela.errors import RevelaError, first_line
 from revela.files import atomic_write, bytes_of, cache_folder, remove_whole, writing
 from revela.ranking.fusion import check_weight
@@ -48,7 +48,7 @@ def open_any(
     model: str | Path | None = None,
     *,
     progress: bool = False,
-    prompts: Given = OWN,
+    prompts: GivenPrompts = OWN,
     on_partial_index: OnPartialIndex | None = None,
     **options: Any,
 ) -> Index:
@@ -86,7 +86,7 @@ class _Text:
 
     path: Path
     progress: bool
-    prompts: Given
+    prompts: GivenPrompts
     on_partial_index: OnPartialIndex | None
     options: Mapping[str, Any]
 
@@ -192,7 +192,7 @@ def search(
     query: str,
     k: int = 10,
     model: str | Path | None = None,
-    prompts: Given = OWN,
+    prompts: GivenPrompts = OWN,
     **options: Any,
 ) -> Hits:
     """Search a folder of files, a file or an index (``open_any``): the k best documents.

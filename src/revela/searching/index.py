@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from revela.encoders.base import TextEncoder
 from revela.encoders.load import resolve
 from revela.encoders.model_files import check_dimensions, fingerprint, saved_for_dot
-from revela.encoders.prompts import OWN, Given, Prompts, check_prompts
+from revela.encoders.prompts import OWN, GivenPrompts, Prompts, check_prompts
 from revela.errors import QueryError, RevelaError
 from revela.files import writing
 from revela.ranking.bm25 import Weight, term_weights
@@ -127,7 +127,7 @@ class Index:
         settings: Indexing = Indexing(),  # noqa: B008  (frozen)
         *,
         encoder: TextEncoder | None = None,
-        prompts: Given = OWN,
+        prompts: GivenPrompts = OWN,
     ) -> Index:
         """Make an empty index, or open the one that a killed run began with the same settings.
 
@@ -182,7 +182,7 @@ class Index:
         precision: Precision = "auto",
         weight: float | None = None,
         default_rerank: Rerank | None = None,
-        prompts: Given = OWN,
+        prompts: GivenPrompts = OWN,
     ) -> Index:
         """Open an index. Its retriever is loaded when it is first needed.
 

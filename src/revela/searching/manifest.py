@@ -13,7 +13,7 @@ from typing import Literal
 from revela.encoders.base import TextEncoder
 from revela.encoders.cpu import has_bf16, has_gpu
 from revela.encoders.model_files import fingerprint
-from revela.encoders.prompts import OWN, Given, Prompts, prompts_of
+from revela.encoders.prompts import OWN, GivenPrompts, Prompts, prompts_of
 from revela.ranking.calibration import Calibration
 from revela.ranking.steps import Confidence
 from revela.text.analyzer import CORPUS_WORDS, Analyzer
@@ -97,7 +97,7 @@ def new_info(
     encoder: TextEncoder,
     settings: Indexing,
     metadata: Mapping[str, str],
-    prompts: Given = OWN,
+    prompts: GivenPrompts = OWN,
 ) -> Info:
     """The manifest of a new index; ``prompts`` as given when the encoder was loaded."""
     width = encoder.encode_passages(["."]).shape[1]
