@@ -57,9 +57,9 @@ def test_as_a_retriever(kind, tmp_path, monkeypatch):
         recipe = recipe.replace(lora_rank=0)
     save = training.save_outcome
 
-    def saving(data, encoder, *rest):
+    def saving(data, encoder, *rest, **named):
         vectors.append([encoder.encode_queries(TEXTS), encoder.encode_passages(TEXTS)])
-        save(data, encoder, *rest)
+        save(data, encoder, *rest, **named)
 
     monkeypatch.setattr(training, "save_outcome", saving)
     training.train(recipe, DOCUMENTS, tmp_path / "out")

@@ -58,6 +58,7 @@ CASES = {
 }
 SHARED = {"crop", "pairs", "cde", "judged"}
 STOPS = CASES["all that can be trained"] | dict(save_every=2)
+LONG = {**STOPS, "max_steps": 20}
 ENDLESS = {**STOPS, "max_steps": 0}
 TOKENS = {**ENDLESS, "max_tokens_read": 0.008}
 EXPLODING = {**STOPS, "learning_rate": 1e30, "save_every": 1}
@@ -196,6 +197,7 @@ def both(groups, case, cache, tmp_path_factory):
         "nan": case(folder / "nan", EXPLODING),
         "later": case(folder / "later", EXPLODING | dict(log_every=9, save_every=4, max_steps=6)),
     }
+    two["long"] = case(folder / "long", LONG)
     two["one-two"] = case(folder / "one-two", STOPS, resume=True, copy=str(folder / "one-sigint"))
     for name in FAILURES:
         two[name] = case(folder / f"bad {name}", STOPS, fails=name)
@@ -387,19 +389,16 @@ def children_of(launcher: subprocess.Popen[str]) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds processes in /proc")
-def test_a_run_killed_at_any_moment_has_an_unbroken_one_s_weights(case, cache, tmp_path):
+def test_a_run_killed_at_any_moment_has_an_unbroken_one_s_weights(both, case, cache, tmp_path):
     """By torchrun, which begins all processes again with --resume."""
-    whole, out, killed = tmp_path / "whole", tmp_path / "out", set[int]()
-    given = STOPS | dict(max_steps=20)
+    out, killed = tmp_path / "out", set[int]()
 
     def begun(step):
         reached = (out / "run.json").exists() if step else out.exists()
         fresh = set(children_of(process)) - killed
         return reached and last_checkpoint(out) >= step - 1 and len(fresh) == 2
 
-    code, said, errors = ended(torchrun(cache, *command(case(whole, given))))
-    assert code == 0, said + errors
-    resumed = (*command(case(out, given)), "--resume")
+    resumed = (*command(case(out, LONG)), "--resume")
     process = torchrun(cache, "--max-restarts", 3, *resumed)
     for kill, step in enumerate((0, 1, 7)):  # 0: before run.json
         until(lambda step=step: begun(step), process)
@@ -407,7 +406,7 @@ def test_a_run_killed_at_any_moment_has_an_unbroken_one_s_weights(case, cache, t
         os.kill(pids[kill % 2], signal.SIGKILL)
     code, said, errors = ended(process)
     assert code == 0, said + errors
-    ours, theirs = (load_file(folder / "model.safetensors") for folder in (out, whole))
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (out, both[0] / "long"))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert [row["step"] for row in logged(out)] == list(range(1, 21))
 
