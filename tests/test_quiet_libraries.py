@@ -42,3 +42,12 @@ import jax
     words = [sys.executable, "-c", code]
     ran = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines() == ["[[1]]", "jax was started"]
+
+
+def test_openvino_reports_nothing(tmp_path):
+    """It makes an id for Google Analytics in the home of its user, and sends it at each start."""
+    code = "from revela.encoders.cpu import openvino_core; openvino_core()"
+    env = {name: value for name, value in os.environ.items() if name != "CI"}
+    home = {"HOME": str(tmp_path), "USERPROFILE": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=env | home, check=True)
+    assert not (tmp_path / "intel").exists()

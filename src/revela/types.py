@@ -180,7 +180,7 @@ ANSWERS: dict[Answer | None, str] = {
     "sure": "sure",
     "perhaps": "perhaps",
     "unlikely": "probably no answer in these documents",
-    "elsewhere": "probably no answer: these documents are about other things",
+    "elsewhere": "probably no answer, as these documents are about other things",
     None: "confidence unknown",
 }
 SURE, PERHAPS = 0.5, 0.04  # an answer needs a higher confidence than this

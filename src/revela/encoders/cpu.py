@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from revela.types import Precision
 INT8 = {"avx_vnni", "avx512_vnni", "amx_int8", "i8mm"}
 BF16 = {"avx512_bf16", "amx_bf16"}
 LIMIT = "ONEDNN_MAX_CPU_ISA"  # limits the instructions that OpenVINO and torch use
+
+# OpenVINO would report each start to Google Analytics by this package; without it, it does not.
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 
 
 @cache

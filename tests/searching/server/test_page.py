@@ -154,7 +154,7 @@ def test_whether_there_is_an_answer_is_said_in_words(page):
     answer = "{ query: 'zebra', mode: 'lexical', marked: true }"
     for given, words in [
         ("unlikely", "Probably no answer in these documents"),
-        ("elsewhere", "Probably no answer: these documents are about other things"),
+        ("elsewhere", "Probably no answer, as these documents are about other things"),
         ("perhaps", "Perhaps"),
         ("sure", "Sure"),
         ("null", "Confidence unknown"),
