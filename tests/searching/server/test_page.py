@@ -166,6 +166,8 @@ def test_whether_there_is_an_answer_is_said_in_words(page):
             f"{{ show({{ answer: '{given}', data: [{hit}] }}); done(); }})"
         )
         assert words in verdict.text and verdict.is_displayed() == bool(words)
+    page.execute_script("show({ note: 'By words only.', data: [] })")
+    assert verdict.text == "By words only.", "shown without a hit, too"
 
 
 def test_equal_texts_share_a_card_and_link_to_documents(browser, make_service, encoder, tmp_path):
