@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from letters import Letters, build
 
-from revela.errors import RevelaError
+from revela.errors import QueryError, RevelaError
 from revela.searching.filters import FILTER_LIMIT, Narrow, where_sql
 from revela.searching.index import Index
 from revela.types import Document
@@ -287,6 +287,13 @@ def dated(tmp_path_factory):
 def test_short_filters_select_what_they_say(dated, narrow, wanted):
     found = dated.search("ab", 40, "dense", narrow.and_also({"id": {"ne": "x"}}))
     assert {hit.id for hit in found} == wanted
+
+
+@pytest.mark.parametrize("query", ['"a b" it\'s', '"a b" "it\'s so"'])
+def test_a_refused_filter_is_quoted_without_the_phrases(dated, query):
+    for where in ("nope = 1", "nope = 1 -- no column"):
+        with pytest.raises(QueryError, match=f'the filter "{where}" cannot be used'):
+            dated.search(query, 3, "dense", where)
 
 
 @pytest.mark.parametrize(

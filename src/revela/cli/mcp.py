@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from socket import socket
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -74,18 +73,16 @@ def mcp(
         )
     from revela.searching.server.mcp import mcp_server
 
-    listening, local = None, True
-    if http is not None:
-        listening, local = _listen(host, http, token)
-    tools = _tools(index_folder, name, base_url, model, prompts.given, local and token is None)
-    server = mcp_server(tools)
-    if listening is None:
+    # Without a token, only this machine reaches the server.
+    with_files = token is None
+    server = mcp_server(_tools(index_folder, name, base_url, model, prompts.given, with_files))
+    if http is None:
         _show_once()
         for number in (signal.SIGINT, signal.SIGTERM):  # the thread that reads stdin sees no signal
             signal.signal(number, signal.SIG_DFL)
         server.run("stdio")
     else:
-        _serve(server, host, listening, token)
+        _serve(server, host, http, token)
 
 
 def _show_once() -> None:
@@ -186,22 +183,15 @@ class IndexOpener:
             self._change.notify_all()
 
 
-def _listen(host: str, port: int, token: str | None) -> tuple[socket, bool]:
-    """A socket, and whether only this machine reaches it."""
-    from revela.searching.server.lifecycle import listen
+def _serve(server: Any, host: str, port: int, token: str | None) -> None:
+    from revela.searching.server.lifecycle import listen, server_of, url_of
+    from revela.searching.server.mcp import http_app
     from revela.searching.server.middleware import is_loopback
 
     listening = listen(host, port, "--http")
-    local = is_loopback(listening.getsockname()[0])
-    if token is None and not local:
+    address = listening.getsockname()[0]
+    if token is None and not is_loopback(address):
         raise RevelaError(f"anyone who reaches {host} could read the index: give --token-env")
-    return listening, local
-
-
-def _serve(server: Any, host: str, listening: socket, token: str | None) -> None:
-    from revela.searching.server.lifecycle import server_of, url_of
-    from revela.searching.server.mcp import http_app
-
     limits = Limits()
     running = server_of(http_app(server, Access(token, token is None), limits), limits)
     _show_once()

@@ -17,8 +17,6 @@ from revela.types import Document
 _TEXT = (CODE | MARKDOWN | {".adoc", ".log", ".org", ".rst", ".text", ".txt"}) - READERS.keys()
 _TEXT |= {".tex", ".ltx"}
 _ROW = re.compile(r"(.+):\d+")  # the id of a row, by its file and number
-
-
 _ESCAPED = re.compile(r"\\x([89a-f][0-9a-f])")  # in a path that is not UTF-8 (display_path)
 
 
@@ -66,7 +64,8 @@ def file_of(sources: Sequence[str | Path], name: str, owner: str = "") -> Path |
     row = _ROW.fullmatch(name)
     names = [name, row[1]] if row else [name]
     names += [owner[len(s) + 1 :] for s in map(str, sources) if owner.startswith(f"{s}/")]
-    for relative in (PurePath(_ESCAPED.sub(_byte, name)) for name in names):
+    names += [_ESCAPED.sub(_byte, name) for name in names if "\\x" in name]
+    for relative in map(PurePath, names):
         if relative.is_absolute() or ".." in relative.parts:
             continue
         for source in map(Path, sources):

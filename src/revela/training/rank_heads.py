@@ -10,6 +10,7 @@ from revela.errors import RevelaError
 from revela.training.device import compute_device
 from revela.training.lm.language_model import load_language_model
 from revela.training.lm.prompts import PromptMaker
+from revela.training.methods.base import DocumentAttention
 from revela.training.methods.dream import query_heads
 from revela.training.methods.heads import METHOD, Head
 from revela.training.methods.revela import sibling_heads
@@ -27,7 +28,7 @@ def rank_heads(
     Raises:
         RevelaError: the method reads no heads.
     """
-    if not hasattr(recipe.method, "heads"):
+    if not isinstance(recipe.method, DocumentAttention):
         those = " or ".join(METHOD.values())
         raise RevelaError(f"--method {recipe.method.name} reads no heads: give --method {those}")
     folder = find_weights(recipe.lm.lm, recipe.retriever.offline_model)

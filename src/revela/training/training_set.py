@@ -418,9 +418,8 @@ def check_stored(recipe: Recipe, stored: GroupFolder) -> None:
     first = stored.members(range(stored.size))
     if recipe.pairs:
         raise RevelaError(f"--pairs needs documents, and {folder} holds groups: give the corpus")
-    kinds = stored.settings.get("groups", ())
-    takes_others = kind not in ("interleaved", "split", "cluster")
-    if not takes_others and kind not in kinds and (kind != "cluster" or "ready" not in kinds):
+    suited = {"interleaved": {kind}, "split": {kind}, "cluster": {kind, "ready"}}.get(kind)
+    if suited and suited.isdisjoint(stored.settings.get("groups", ())):
         raise RevelaError(
             f"{folder} holds groups of another kind: make others by revela groups --groups {kind}"
         )

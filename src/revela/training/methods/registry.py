@@ -45,12 +45,11 @@ def find_method(name: str) -> tuple[type[Method], Preset]:
         return METHODS[settings.pop("method")], settings
     if name in METHODS:
         return METHODS[name], {}
-    if name.endswith((".py", ".py:")):
-        file = name.rstrip(":")
-        raise RevelaError(f"--method {file} lacks the name of the class: give {file}:Class")
-    file, has_class, class_name = name.rpartition(".py:")
+    file, has_class, last = name.rstrip(":").rpartition(".py:")
     if has_class:
-        return _method_in_file(Path(f"{file}.py"), class_name), {}
+        return _method_in_file(Path(f"{file}.py"), last), {}
+    if last.endswith(".py"):
+        raise RevelaError(f"--method {last} lacks the name of the class: give {last}:Class")
     names, stem = list(dict.fromkeys([*PRESETS, *METHODS])), name.lower().partition("-")[0]
     close = [other for other in names if name.lower() in other or other.startswith(stem)]
     close = list(dict.fromkeys([*close, *get_close_matches(name.lower(), names)]))
