@@ -120,6 +120,11 @@ def test_markdown_is_shown_without_its_signs():
     assert marked(found) == ["init"] and plain(MARKDOWN).count("\n") == MARKDOWN.count("\n")
 
 
+def test_code_that_begins_a_line_begins_no_block():
+    text = "```pump start``` turns it on.\r\n\r\n## Pump\r\n\r\n```\r\npump\tfill\r\n```\r\n"
+    assert shown(text, "pump").text == "pump start turns it on.\nPump\npump    fill"
+
+
 def test_the_line_of_the_first_mark_is_counted_in_the_file():
     lines = MARKDOWN.strip().splitlines()
     for query, words in [("snake_case_name", "snake_case"), ("kw", "**kw"), ("second", "second")]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from revela.text.endings import CODE, MARKDOWN, suffix
+from revela.text.headings import FENCE
 
 _TAGS = (
     "a|abbr|b|blockquote|br|center|code|dd|details|div|dl|dt|em|figure|font|h[1-6]|hr|i|img|kbd|li|"
@@ -32,7 +33,7 @@ _INLINE = re.compile(
     |\\(?P<escaped>[!-/:-@\[-`{{-~])""",
     re.VERBOSE | re.MULTILINE | re.DOTALL | re.IGNORECASE,
 )
-_FENCE = re.compile(r"\s*(`{3,}|~{3,})")
+_FENCE = re.compile(rf"\s*({FENCE})")
 # Lines of signs: rules, below and above headings, around blocks of reStructuredText and AsciiDoc;
 # between rows of a table; and above and below columns that are parted by spaces.
 _SIGNS = re.compile(
@@ -121,7 +122,7 @@ def _fenced(raw: Sequence[str]) -> dict[int, str]:
         if mark and (not fence or mark[1].startswith(fence)):
             fence, found[i] = "" if fence else mark[1], ""
         elif fence:
-            found[i] = line.expandtabs(4)
+            found[i] = line.expandtabs(4).rstrip()
     return found
 
 

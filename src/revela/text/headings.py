@@ -11,7 +11,8 @@ from revela.text.endings import is_markdown
 from revela.types import Document
 
 LONGEST = 200  # maximum characters of a heading in a chunk's title
-_MARKED = r" {0,3}(?:(`{3,}+(?!.*`)|~{3,})(.*)|(#{1,6})[ \t]+(\S.*))"
+FENCE = r"`{3,}+(?!.*`)|~{3,}"  # of a block of code; code within a line may begin with ``` too
+_MARKED = rf" {{0,3}}(?:({FENCE})(.*)|(#{{1,6}})[ \t]+(\S.*))"
 _MARKS = r"\n {0,3}(==+|--+)[ \t]*\r?$"
 # A single line below a blank one that is not a list item, a quotation or a row of a table.
 _UNDERLINED = rf"(?:\A|(?<=\n\n)|(?<=\n\r\n)) {{0,3}}(?![-+*>|]|\d+[.)][ \t])(\S.*){_MARKS}"
