@@ -219,8 +219,9 @@ def _say(recipe: Recipe, data: TrainingSet, share: float, asked: int, cost: Meas
     if share:
         about, part = ("about ", f", from {100 * share:.2g} % of them") if share < 1 else ("", "")
         corpus = (
-            f"{about}{data.n_documents * grows:,.0f} documents, {len(data.chunks) * grows:,.0f} "
-            f"chunks{part}; {about}{groups:,.0f} groups of {recipe.groups.group_size} per epoch"
+            f"{about}{counted(round(data.n_documents * grows), 'document')}, "
+            f"{counted(round(len(data.chunks) * grows), 'chunk')}{part}; "
+            f"{about}{counted(round(groups), 'group')} of {recipe.groups.group_size} per epoch"
         )
     of_gpu = " of the GPU" if torch.cuda.is_available() else ""
     ask = f"; up to {asked * more:,.0f} questions to write take more" if asked else ""
