@@ -14,7 +14,7 @@ from revela.training import estimate
 from revela.training.on_files import train_on_files
 from revela.training.recipe import Recipe
 
-NAMED = {name: name for name in ("documents", "chunks", "groups")}
+NAMED = {name: f"{name}?" for name in ("documents", "chunks", "groups")}  # 1 document
 NAMED |= {"tokens": "per step for the ret", "memory": "GiB", "seconds": "s per step"}
 
 

@@ -418,8 +418,8 @@ def check_stored(recipe: Recipe, stored: GroupFolder) -> None:
     first = stored.members(range(stored.size))
     if recipe.pairs:
         raise RevelaError(f"--pairs needs documents, and {folder} holds groups: give the corpus")
-    suited = {"interleaved": {kind}, "split": {kind}, "cluster": {kind, "ready"}}.get(kind)
-    if suited and suited.isdisjoint(stored.settings.get("groups", ())):
+    suited = {"interleaved": [kind], "split": [kind], "cluster": [kind, "ready"]}.get(kind)
+    if suited and not any(name in stored.settings.get("groups", ()) for name in suited):
         raise RevelaError(
             f"{folder} holds groups of another kind: make others by revela groups --groups {kind}"
         )
