@@ -73,6 +73,8 @@ from revela.types import Chunk, Document, hash64
 log = logging.getLogger(__name__)
 
 BEGINNING = 2000  # characters of a document that its vector is computed from
+# The kinds of stored groups that these values of --groups accept; the others accept any.
+STORED = {"interleaved": {"interleaved"}, "split": {"split"}, "cluster": {"cluster", "ready"}}
 
 
 class TrainingSet:
@@ -418,8 +420,7 @@ def check_stored(recipe: Recipe, stored: GroupFolder) -> None:
     first = stored.members(range(stored.size))
     if recipe.pairs:
         raise RevelaError(f"--pairs needs documents, and {folder} holds groups: give the corpus")
-    suited = {"interleaved": [kind], "split": [kind], "cluster": [kind, "ready"]}.get(kind)
-    if suited and not any(name in stored.settings.get("groups", ()) for name in suited):
+    if kind in STORED and STORED[kind].isdisjoint(stored.settings.get("groups", ())):
         raise RevelaError(
             f"{folder} holds groups of another kind: make others by revela groups --groups {kind}"
         )
