@@ -45,7 +45,7 @@ def section(records: dict[str, Row]) -> str:
 
 def smoke_table(record: Row) -> Iterator[str]:
     rows = [row for row in record["rows"] if "note" not in row]
-    names = ", ".join(row["what"].removeprefix("a step of ") for row in rows)
+    names = "; ".join(row["what"].removeprefix("a step of ") for row in rows)
     yield f"**One step of each preset** on a tiny model: {names}."
     yield failures(record["rows"])
 
@@ -69,8 +69,8 @@ def attention_table(record: Row) -> Iterator[str]:
 
 def step_table(record: Row) -> Iterator[str]:
     yield (
-        "**A training step**, forward and backward; of peak: the arithmetic of the bound, per "
-        "second, of the card's 989 TFLOP/s in bf16."
+        '**A training step**, forward and backward; "of peak" is the arithmetic of the bound per '
+        "second, as a share of the card's 989 TFLOP/s in bf16."
         if peak_of(record) == PEAK["H200"]
         else "**A training step**, forward and backward."
     )
