@@ -65,8 +65,9 @@ def free_rows():
 
 def data_of(rows, relevant=()):
     """What Negatives reads of a training set."""
-    rows = arrow_list(Chunk, rows)
-    return SimpleNamespace(rows=rows, relevant=dict(relevant), corpora=[], prompts=no_prompts)
+    rows, recipe = arrow_list(Chunk, rows), Recipe.of("contrastive-pairs", negatives=3)
+    about = dict(relevant=dict(relevant), corpora=[], prompts=no_prompts)
+    return SimpleNamespace(recipe=recipe, rows=rows, **about)
 
 
 def no_prompts(document):
@@ -85,10 +86,11 @@ def judged_rows():
     return data_of(rows, relevant)
 
 
-def miner(data, folder, encoder=None, rounds=1, seed=0, negatives=3):
+def miner(data, folder, encoder=None, **settings):
     asked = [i for i, row in enumerate(data.rows) if row.query]
-    same = [[asked[:8], asked[8:16]]] * rounds
-    return Negatives(negatives, seed, data, iter(same), encoder or Hashed(), folder)
+    groups = [asked[:8], asked[8:16]]
+    data.recipe = data.recipe.replace(**settings)
+    return Negatives(data, lambda _: iter(groups), encoder or Hashed(), folder, len(groups))
 
 
 def batch(negatives, round_=0):
@@ -106,7 +108,7 @@ def test_negatives_are_the_best_that_do_not_answer(tmp_path, monkeypatch, by, ma
     monkeypatch.setattr(mining, "MINED_FROM", 5)
     data = make()
     rows, encoder = list(data.rows), Hashed()
-    negatives = miner(data, tmp_path, encoder, rounds=2)
+    negatives = miner(data, tmp_path, encoder)
     for round_ in range(1 if by == "bm25" else 2):
         asked = batch(negatives, round_)
     mined = negatives(asked)
@@ -131,7 +133,7 @@ def test_negatives_are_the_best_that_do_not_answer(tmp_path, monkeypatch, by, ma
 def test_draws_follow_from_seed_round_and_row(tmp_path):
     drawn = {}
     for name, seed, round_ in (("a", 0, 1), ("b", 0, 1), ("seed", 1, 1), ("round", 0, 2)):
-        one = miner(free_rows(), tmp_path / name, seed=seed, rounds=3)
+        one = miner(free_rows(), tmp_path / name, seed=seed)
         for number in range(round_ + 1):
             rows = batch(one, number)
         drawn[name] = one(rows)
@@ -143,7 +145,7 @@ def test_draws_follow_from_seed_round_and_row(tmp_path):
 
 def test_a_query_that_few_passages_match_has_fewer(tmp_path):
     rows = [Chunk(i, f"text{i}{' both' * (i < 3)}", f"text{i} both" * (i < 2)) for i in range(9)]
-    negatives = Negatives(3, 0, data_of(rows), iter([[[0, 1, 5]]]), Hashed(), tmp_path)
+    negatives = Negatives(data_of(rows), lambda _: iter([[0, 1, 5]]), Hashed(), tmp_path, 1)
     assert [sorted(found) for found in negatives(batch(negatives))] == [[1, 2], [0, 2], []]
 
 
@@ -357,8 +359,8 @@ def test_folders_of_pairs_share_no_group_and_have_their_prompts(recipe, tmp_path
     corpora = [{rows[i].document // 12 for i in group} for group in groups]
     assert sorted(corpora, key=str) == [{0}] * 4 + [{1}] * 4 and corpora != sorted(corpora, key=str)
 
-    encoder = Hashed()
-    negatives = Negatives(3, 0, data, iter([groups] * 2), encoder, tmp_path / "mined")
+    encoder, data.recipe = Hashed(), recipe.replace(negatives=3)
+    negatives = Negatives(data, lambda _: iter(groups), encoder, tmp_path / "mined", len(groups))
     batch(negatives)
     asked = batch(negatives, 1)
     for row, drawn in zip(asked, negatives(asked), strict=True):
@@ -437,8 +439,9 @@ def test_judged_documents_are_kept_and_copies_no_negatives(recipe, tmp_path, cap
         copies |= {"j6": {"j6"}, "j7": {"j7"}}
     mined, members = set(), [i for i, row in enumerate(rows) if row.query]
     for seed in range(10):
-        twice, place = iter([[members]] * 2), tmp_path / f"{seed}"
-        negatives = Negatives(8, seed, data, twice, Hashed(seed), place)
+        data.recipe = recipe.replace(negatives=8, seed=seed)
+        place = tmp_path / f"{seed}"
+        negatives = Negatives(data, lambda _: iter([members]), Hashed(seed), place, 1)
         for found in (negatives(batch(negatives)), negatives(batch(negatives, 1))):
             for row, drawn in zip(members, found, strict=True):
                 own = ids[rows[row].document]

@@ -231,10 +231,11 @@ class TextEncoder(ABC):
 
     def _is_text(self, ids: Any) -> NDArray[np.bool_]:
         """Which token ids, of any shape, are not special tokens."""
-        return np.isin(np.asarray(ids), self._special, invert=True)
+        return np.isin(np.asarray(ids), self.special_ids, invert=True)
 
     @functools.cached_property
-    def _special(self) -> list[int]:
+    def special_ids(self) -> list[int]:
+        """The ids of special tokens."""
         added = self.tokenizer.get_added_tokens_decoder()
         return [i for i, token in added.items() if token.special]
 

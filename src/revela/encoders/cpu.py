@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import sys
 from functools import cache
@@ -24,16 +25,10 @@ sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 @cache
 def flags() -> frozenset[str]:
     """The processor's flags, by Linux's names; empty on other systems."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    return frozenset(
-        flag
-        for line in lines
-        if line.startswith(("flags", "Features"))
-        for flag in line.partition(":")[2].split()
-    )
+    table = Path("/proc/cpuinfo")
+    text = table.read_text() if table.is_file() else ""
+    lines = re.findall(r"^(?:flags|Features).*?:(.*)", text, re.M)
+    return frozenset(" ".join(lines).split())
 
 
 def fastest(int8: bool) -> Precision:

@@ -194,8 +194,7 @@ def _in_int8(encoder: GraphEncoder, folder: Path) -> GraphEncoder:
 def _random_batches(encoder: GraphEncoder) -> Iterator[dict[str, NDArray[Any]]]:
     """Random tokens of the vocabulary, between the special tokens around a text."""
     tokenizer, rng = encoder.tokenizer, np.random.default_rng(0)
-    special = [i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special]
-    words = np.setdiff1d(np.arange(tokenizer.get_vocab_size()), special)
+    words = np.setdiff1d(np.arange(tokenizer.get_vocab_size()), encoder.special_ids)
     around = tokenizer.encode("").ids
     for _ in range(SEQUENCES // BATCH):
         ids_BL = rng.choice(words, size=(BATCH, LENGTH)).astype(np.int64)

@@ -14,6 +14,7 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from revela.errors import RevelaError
+from revela.files import check_free
 from revela.quiet_libraries import silence_libraries
 from revela.terminal import counted
 from revela.text.load import split_held_out
@@ -25,7 +26,6 @@ from revela.training.groups.store import (
     GroupedCorpus,
     GroupFolder,
     Member,
-    check_out,
     is_group_folder,
     save_groups,
 )
@@ -51,7 +51,11 @@ def build_groups(
         out: a new folder.
         weights: sampling weight of each source; empty: use all groups.
     """
-    check_out(out, recipe.pairs)
+    check_free(out)
+    if recipe.pairs:
+        raise RevelaError(
+            "stored groups have no judgements: give --pairs and the corpus itself to revela train"
+        )
     check_groups(recipe.groups, recipe.queries, recipe.method)
     if weights and (len(weights) != len(sources) or min(weights) <= 0):
         raise RevelaError(f"give --weights a number above 0 for each of the {len(sources)} corpora")

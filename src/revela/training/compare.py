@@ -6,6 +6,7 @@ Every run is a `revela train` and a `revela eval` of its own (training/commands.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -18,7 +19,7 @@ from pydantic import TypeAdapter
 from revela.errors import RevelaError
 from revela.evaluation.collection import load_collection
 from revela.evaluation.results import SystemScores, write_json
-from revela.evaluation.significance import MEASURE, Difference, Queries, differences
+from revela.evaluation.significance import MEASURE, Difference, differences
 from revela.training.check_settings import check_recipe
 from revela.training.checkpoint import IGNORED_WHEN_COMPARING_FINISHED_RUNS, check_same_run
 from revela.training.checks import format_scores
@@ -158,35 +159,37 @@ def compare(
             *train_commands(corpus, settings, folder, on=on, points=points, processes=processes),
             *eval_commands(folder, on, saved, slots=slots, precision=precision),
         ]
-        if dry_run:
-            run_commands(commands, dry_run=True)
-            continue
-        run_commands(commands)
-        folders[label] = folder
-        comparison = summary(folders, on)
-        write_json(comparison, out / COMPARISON)
+        run_commands(commands, dry_run=dry_run)
+        if not dry_run:
+            folders[label] = folder
+            comparison = summary(folders, on)
+            write_json(comparison, out / COMPARISON)
     return comparison
 
 
 def summary(folders: Mapping[str, Path], on: Sequence[Path]) -> Comparison:
     """The comparison of finished runs, given by label ("NAME, seed N")."""
-    curves, found = dict[str, list[CurvePoint]](), dict[str, list[Queries]]()
+    curves = dict[str, list[CurvePoint]]()
+    found = defaultdict[str, dict[str, list[dict[str, float]]]](lambda: {c.name: [] for c in on})
     for label, folder in folders.items():
         curves[label] = [
             CurvePoint(row.minutes, row.tokens_read or 0, row.judged)
             for row in Metrics(folder / METRICS).written()
             if row.judged is not None
         ]
-        scores = [scores_of(folder.parent / SCORES / folder.name / f"{c.name}.json") for c in on]
+        name = label.rpartition(", seed ")[0]
         start = parse(FILE, (folder / START_SCORES).read_bytes(), str(folder / START_SCORES))
-        saved = [next(value for system, value in s.items() if system != "BM25") for s in scores]
-        for row, systems in (
-            ("BM25", [s["BM25"] for s in scores]),
-            ("start", [start[c.name]["start"] for c in on]),
-            (label.rpartition(", seed ")[0], saved),
-        ):
-            found.setdefault(row, []).append(_queries(on, systems))
-    rows = {name: _mean(per_run) for name, per_run in found.items()}
+        for c in on:
+            scores = scores_of(folder.parent / SCORES / folder.name / f"{c.name}.json")
+            saved = next(value for system, value in scores.items() if system != "BM25")
+            of_rows = {"BM25": scores["BM25"], "start": start[c.name]["start"], name: saved}
+            for row, system in of_rows.items():
+                found[row][c.name].append({q: m[MEASURE] for q, m in system.queries.items()})
+    # The mean over runs of each query's score.
+    rows = {
+        name: {c: {q: fmean(run[q] for run in runs) for q in runs[0]} for c, runs in row.items()}
+        for name, row in found.items()
+    }
     means = {name: {c: fmean(v.values()) for c, v in row.items()} for name, row in rows.items()}
     return Comparison(means, differences(rows), curves)
 
@@ -200,19 +203,3 @@ def scores_of(file: Path) -> dict[str, SystemScores]:
     """
     (systems,) = parse(FILE, file.read_bytes(), str(file)).values()
     return systems
-
-
-def _queries(on: Sequence[Path], scores: Sequence[SystemScores]) -> Queries:
-    """Collection -> query -> nDCG@10."""
-    return {
-        folder.name: {query: metrics[MEASURE] for query, metrics in system.queries.items()}
-        for folder, system in zip(on, scores, strict=True)
-    }
-
-
-def _mean(runs: Sequence[Queries]) -> Queries:
-    """The mean over runs of each query's score."""
-    return {
-        name: {query: fmean(run[name][query] for run in runs) for query in queries}
-        for name, queries in runs[0].items()
-    }

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from revela.encoders.base import TextEncoder
 from revela.encoders.embedded import SMOLLM2, log_once
 from revela.encoders.load import load_encoder, resolve
-from revela.encoders.model_files import Unreachable, refuse_missing
-from revela.errors import RevelaError, first_line
+from revela.encoders.model_files import Unreachable, opening, refuse_missing
 from revela.training.settings import LM, Retriever, TorchPrecision
 
 if TYPE_CHECKING:
@@ -68,11 +67,8 @@ def opened_model(auto: Any, folder: Path, kind: str = "a causal LM", **settings:
 
 def opened(auto: Any, folder: Path, kind: str = "a causal LM", **settings: Any) -> Any:
     """Load a class of transformers from a folder."""
-    try:
+    with opening(folder, kind):
         return auto.from_pretrained(folder, local_files_only=True, **settings)
-    except Exception as error:  # tokenizers raise no other for a damaged file
-        reason = first_line(error)
-        raise RevelaError(f"{folder} cannot be opened as {kind}: {reason}") from error
 
 
 def load_surrogate(name: str, precision: TorchPrecision, max_tokens: int) -> TextEncoder:

@@ -20,7 +20,7 @@ Shapes: U queries, N passages, K places of a ranking, R rows.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from itertools import count, islice
 from pathlib import Path
@@ -44,22 +44,6 @@ from revela.training.methods.base import Row
 from revela.training.training_set import TrainingSet
 
 MINED_FROM = 200  # of the ranking, without the answers
-
-
-def mined_negatives(
-    data: TrainingSet, groups: Groups, encoder: TextEncoder, folder: Path, size: int
-) -> Negatives:
-    """The miner of a run, in rounds of ``size`` groups; other arguments as for ``Negatives``.
-
-    Raises:
-        RevelaError: there are too few passages.
-    """
-    recipe = data.recipe
-    endless = (group for epoch in count() for group in groups(epoch))
-    rounds = iter(lambda: list(islice(endless, size)), None)
-    seed, runs = recipe.training.seed, getattr(recipe.method, "negatives_from", ())
-    first = partial(read_rankings, data, runs) if runs else None
-    return Negatives(recipe.negatives, seed, data, rounds, encoder, folder, first)
 
 
 def read_rankings(data: TrainingSet, runs: Sequence[str]) -> dict[str, dict[int, None]]:
@@ -92,41 +76,36 @@ class Negatives:
     Drawn negatives are saved, so that a resumed run reads the same. Skipped rounds are not mined.
 
     Args:
-        count: negatives of each query.
-        seed: the run's seed.
-        data: rows and judgements.
-        rounds: the groups of each round, without end.
+        data: rows, judgements and the recipe.
+        groups: epoch -> groups.
         encoder: the retriever in training.
         folder: keeps the drawn negatives until the run ends.
-        first: reads the rankings of the first round, in place of BM25's; see ``read_rankings``.
+        size: number of groups of a round.
 
     Raises:
         RevelaError: there are too few passages.
     """
 
     def __init__(
-        self,
-        count: int,
-        seed: int,
-        data: TrainingSet,
-        rounds: Iterator[list[list[int]]],
-        encoder: TextEncoder,
-        folder: Path,
-        first: Callable[[], dict[str, dict[int, None]]] | None = None,
+        self, data: TrainingSet, groups: Groups, encoder: TextEncoder, folder: Path, size: int
     ) -> None:
-        self.count, self.seed, self.encoder, self.folder = count, seed, encoder, folder
+        recipe = data.recipe
+        self.data, self.encoder, self.folder, self.size = data, encoder, folder, size
+        self.count, self.seed = recipe.negatives, recipe.training.seed
         self.rows, self.relevant, self.prompts = data.rows, data.relevant, data.prompts
-        self.corpora, self.first = data.corpora if data.relevant else [], first
-        self._rounds, self._groups = rounds, list[list[int]]()
-        self._mined, self._round = dict[int, list[int]](), -1
-        if count >= len(self.passages):
+        self.corpora = data.corpora if data.relevant else []
+        self.runs: Sequence[str] = getattr(recipe.method, "negatives_from", ())
+        self._endless = (group for epoch in count() for group in groups(epoch))
+        self._groups, self._mined, self._round = list[list[int]](), dict[int, list[int]](), -1
+        if self.count >= len(self.passages):
             raise RevelaError(
-                f"--negatives {count} from {len(self.passages)} passages: give fewer, or more text"
+                f"--negatives {self.count} from {len(self.passages)} passages: give fewer, or more "
+                "text"
             )
 
     def groups(self, round_: int) -> Iterator[list[int]]:
         """The groups of a round; rounds are requested in order."""
-        self._groups = next(self._rounds)
+        self._groups = list(islice(self._endless, self.size))
         yield from self._groups
 
     def __call__(self, rows: Sequence[Row]) -> list[list[int]]:
@@ -172,8 +151,8 @@ class Negatives:
             k = MINED_FROM + max(map(len, answers))
             if round_:
                 rankings = top_k(queries_UD, passages_ND, k)[0].tolist()
-            elif self.first is not None:
-                documents, place = self.first(), self._place
+            elif self.runs:
+                documents, place = read_rankings(self.data, self.runs), self._place
                 rankings = [[place[d] for d in documents[query]] for query in queries]
             else:
                 texts = LazyTexts(passages, lambda row: row.text)
@@ -186,7 +165,7 @@ class Negatives:
             return self._draw(round_, {row: best[query] for row, query in query_of.items()})
 
         drawn = from_rank_zero(draw)
-        by = "the retriever" if round_ else "a run" if self.first else "BM25"
+        by = "the retriever" if round_ else "a run" if self.runs else "BM25"
         tqdm.write(
             f"negatives for {len(queries):,} queries mined among {len(self.passages):,} passages "
             f"by {by} in {time.monotonic() - began:.0f} s"

@@ -83,11 +83,12 @@ def judge_on(folders: Sequence[Path], out: Path) -> Judge:
     collections = [load_collection(folder) for folder in folders]
 
     def judge(encoder: RetrieverEncoder, step: int) -> Scores:
-        with encoder.retriever.reading(None):
-            scores = {
-                c.name: standings({"start": outcomes(c, {"": _in_context_of(c, encoder)})[""]}, [])
-                for c in collections
-            }
+        limit, encoder.retriever.max_tokens = encoder.retriever.max_tokens, None
+        scores = {
+            c.name: standings({"start": outcomes(c, {"": _in_context_of(c, encoder)})[""]}, [])
+            for c in collections
+        }
+        encoder.retriever.max_tokens = limit
         if step == 0:
             write_json(scores, out / START_SCORES)
         return {name: system["start"].means[MEASURE] for name, system in scores.items()}

@@ -49,7 +49,7 @@ from revela.training.lm.encoder_decoder import new_encoder_decoder
 from revela.training.methods.base import BuildContext
 from revela.training.methods.cde import in_context
 from revela.training.models import find_model, find_weights
-from revela.training.negatives import mined_negatives
+from revela.training.negatives import Negatives
 from revela.training.outcome import TrainingResult, save_outcome
 from revela.training.recipe import Recipe
 from revela.training.record import (
@@ -70,7 +70,6 @@ from revela.training.retriever.context import add_context, continue_context, tra
 from revela.training.retriever.fit import WORDS_TO_VECTORS, fit_to_corpus, insert_fit
 from revela.training.retriever.module import RetrieverEncoder
 from revela.training.retriever.static_trainable import TrainableTable
-from revela.training.settings import Fit
 from revela.training.step import (
     BatchReader,
     Budget,
@@ -169,11 +168,12 @@ def train(
         epochs, per_step = recipe.groups.refresh_epochs, settings.groups_per_step
         refresh = steps_of(epochs, n_groups, per_step) or recipe.groups.refresh_every
         if recipe.negatives:
-            negatives = mined_negatives(data, groups, encoder, checkpoints, refresh * per_step)
+            negatives = Negatives(data, groups, encoder, checkpoints, refresh * per_step)
             groups = negatives.groups
 
         # Record: run.json, metrics.jsonl, and a tracker if requested.
-        is_fitted = _is_fitted(recipe.fit, folder)
+        is_embedder = (folder / "modules.json").is_file()  # which is not fitted
+        is_fitted = any(vars(recipe.fit).values()) and not is_embedder
         untrained = plan.check(encoder) if plan.check and is_fitted else {}
         models = _models(data, folder, bool(plan.check)) if is_first else {}
         if is_first:
@@ -408,12 +408,6 @@ def _models(data: TrainingSet, folder: Path, has_check: bool) -> dict[str, dict[
     if of_batches := recipe.method.model_of_batches(recipe.groups):
         found["filter"] = find_model(of_batches, "")
     return {flag: {"name": n, "digest": fingerprint(place)} for flag, (n, place) in found.items()}
-
-
-def _is_fitted(fit: Fit, folder: Path) -> bool:
-    """Whether to fit the model. Sentence-Transformers models are not fitted."""
-    requested = fit.token_weighting or fit.whitening or fit.lexical
-    return bool(requested) and not (folder / "modules.json").is_file()
 
 
 def _fit(data: TrainingSet, encoder: RetrieverEncoder, checkpoints: Path) -> None:

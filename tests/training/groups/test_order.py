@@ -61,7 +61,7 @@ def test_a_process_encodes_its_share_by_the_surrogate(monkeypatch):
     surrogate = SimpleNamespace(encode_queries=encode, encode_passages=encode)
     monkeypatch.setattr(order, "load_surrogate", lambda *_: surrogate)
     monkeypatch.setattr(order, "world_size", lambda: 2)
-    monkeypatch.setattr(order, "my_share", lambda length: slice(length // 2))
+    monkeypatch.setattr(order, "my_share", lambda length: slice(0, length // 2))
     monkeypatch.setattr(order, "gathered", lambda share: [share, share])
     for encode_side in order.encoders_by(Groups(surrogate="s"), "fp32", None, 0.0):
         read.clear()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from revela.training.groups import similarity as cluster
 from revela.training.groups.similarity import concatenate_sides, greedy_path, order_by_similarity
+from revela.training.settings import Groups
 
 
 def points(count: int, width: int, seed: int) -> np.ndarray:
@@ -47,9 +48,12 @@ def test_of_equals_the_first_comes_first():
 @given(st.integers(0, 90), st.sampled_from([1, 3, 8]), st.integers(0, 3), st.booleans())
 def test_every_chunk_once_whatever_the_vectors(count, size, seed, alike):
     vectors = np.zeros((count, 4), dtype=np.float32) if alike else points(count, 4, seed)
-    order = order_by_similarity(vectors, None, size, seed)
+    order = order_by_similarity(vectors, None, Groups(cluster_size=size), seed)
     assert sorted(order.tolist()) == list(range(count))
-    assert order.tolist() == order_by_similarity(vectors, None, size, seed).tolist()
+    assert (
+        order.tolist()
+        == order_by_similarity(vectors, None, Groups(cluster_size=size), seed).tolist()
+    )
 
 
 @pytest.mark.parametrize("branch", [4, 256])  # several levels, or one
@@ -64,7 +68,7 @@ def test_like_stands_beside_like(monkeypatch, branch, sample):
         return np.mean(kinds[order][1:] == kinds[order][:-1])
 
     assert (
-        same_neighbour(order_by_similarity(vectors, None, 16, 0))
+        same_neighbour(order_by_similarity(vectors, None, Groups(cluster_size=16), 0))
         > 0.85
         > 0.2
         > same_neighbour(np.arange(len(kinds)))
@@ -75,7 +79,8 @@ def test_like_stands_beside_like(monkeypatch, branch, sample):
 def test_a_path_goes_from_each_cluster_to_the_next_and_a_random_order_does_not(packing):
     kinds = np.repeat(np.arange(24), 16)
     vectors = (kinds + 0.01 * points(len(kinds), 1, 0)[:, 0])[:, None].astype(np.float32)
-    passed = kinds[order_by_similarity(vectors, None, 16, 0, packing=packing)]
+    settings = Groups(cluster_size=16, packing=packing)
+    passed = kinds[order_by_similarity(vectors, None, settings, 0)]
     steps = np.abs(np.diff(passed))
     assert np.count_nonzero(steps) < 40  # clusters stay whole
     assert (steps.sum() > 80) == (packing == "random")
@@ -86,7 +91,8 @@ def test_more_steps_and_more_starts_of_k_means_give_closer_clusters():
 
     def squares(steps, starts):
         rng, members = np.random.default_rng(0), np.arange(400)
-        labels = cluster._labels(vectors, None, members, 20, rng, steps, starts)
+        settings = Groups(kmeans_steps=steps, kmeans_starts=starts)
+        labels = cluster._labels(vectors, None, members, 20, rng, settings)
         parts = [vectors[labels == k] for k in range(20)]
         return sum(((part - part.mean(axis=0)) ** 2).sum() for part in parts if len(part))
 
@@ -95,7 +101,7 @@ def test_more_steps_and_more_starts_of_k_means_give_closer_clusters():
 
 def test_a_cluster_of_one_and_a_large_one_both_find_their_place():
     vectors = np.concatenate([np.zeros((40, 2)), [[9.0, 0.0]], [[9.1, 0.0]]]).astype(np.float32)
-    order = order_by_similarity(vectors, None, 8, 0).tolist()
+    order = order_by_similarity(vectors, None, Groups(cluster_size=8), 0).tolist()
     assert sorted(order) == list(range(42)) and abs(order.index(40) - order.index(41)) == 1
 
 
@@ -116,7 +122,8 @@ def test_pairs_that_answer_each_other_the_other_way_round_are_near():
         np.stack([b, a])[kinds] + 0.01 * points(40, 2, 1),
     )
     own, swapped = concatenate_sides(queries, passages)
-    assert sorted(order_by_similarity(own, swapped, 10, 0).tolist()) == list(range(40))
+    order = order_by_similarity(own, swapped, Groups(cluster_size=10), 0)
+    assert sorted(order.tolist()) == list(range(40))
 
 
 def test_random_numbers_of_others_are_left_alone():
@@ -127,7 +134,7 @@ def test_random_numbers_of_others_are_left_alone():
     torch.manual_seed(5)
     np.random.seed(5)
     random.seed(5)
-    order_by_similarity(points(60, 4, 0), None, 5, 0)
+    order_by_similarity(points(60, 4, 0), None, Groups(cluster_size=5), 0)
     assert (
         torch.equal(torch.rand(3), expected[0])
         and (np.random.rand(3) == expected[1]).all()

@@ -39,13 +39,7 @@ def similar_order(
     second_RD = None
     if queries_RD is not None:
         vectors_RD, second_RD = concatenate_sides(queries_RD, vectors_RD)
-    size, steps = settings.cluster_size or settings.group_size, settings.kmeans_steps
-    packing, starts = settings.packing, settings.kmeans_starts
-    return from_rank_zero(
-        lambda: order_by_similarity(
-            vectors_RD, second_RD, size, seed, packing=packing, steps=steps, starts=starts
-        )
-    )
+    return from_rank_zero(lambda: order_by_similarity(vectors_RD, second_RD, settings, seed))
 
 
 def encode_both_sides(
@@ -81,27 +75,20 @@ def load_or_make(file: Path, make: Callable[[], Indices]) -> Indices:
     return array
 
 
-def encode_in_batches(encode: Encode) -> Encode:
-    """``encode`` for many texts: a batch at a time, with the vectors on disk."""
-
-    def encode_all(texts: Sequence[str]) -> Vectors:
-        width = encode(texts[:1]).shape[1]
-        vectors_ND = vectors_on_disk(len(texts), width)
-        with progress_bar("encoding", "text", total=len(texts)) as bar:
-            for start in range(0, len(texts), ENCODING_BATCH):
-                batch = texts[start : start + ENCODING_BATCH]
-                vectors_ND[start : start + len(batch)] = encode(batch)
-                bar.update(len(batch))
-        return vectors_ND
-
-    return encode_all
-
-
 def encode_on_all_ranks(encode: Encode) -> Encode:
-    """``encode_in_batches`` with each rank encoding its share; rank 0 gets all vectors."""
-    encode = encode_in_batches(encode)
+    """``encode`` for many texts: a batch at a time, with the vectors on disk. Each rank encodes its
+    share; rank 0 gets all vectors.
+    """
 
     def encode_share(texts: Sequence[str]) -> Vectors:
-        return np.concatenate(gathered(encode(texts[my_share(len(texts))])))
+        share = my_share(len(texts))
+        first, number = share.start, share.stop - share.start
+        vectors_ND = vectors_on_disk(number, encode(texts[:1]).shape[1])
+        with progress_bar("encoding", "text", total=number) as bar:
+            for start in range(first, share.stop, ENCODING_BATCH):
+                batch = texts[start : min(start + ENCODING_BATCH, share.stop)]
+                vectors_ND[start - first : start - first + len(batch)] = encode(batch)
+                bar.update(len(batch))
+        return np.concatenate(gathered(vectors_ND)) if world_size() > 1 else vectors_ND
 
-    return encode_share if world_size() > 1 else encode
+    return encode_share

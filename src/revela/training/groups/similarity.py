@@ -19,6 +19,7 @@ import torch
 
 from revela.terminal import progress_bar
 from revela.training.groups.strategies import Indices
+from revela.training.settings import Groups
 from revela.types import Vectors, unit
 
 BRANCH = 256  # clusters per level
@@ -27,25 +28,17 @@ ROWS, CENTROIDS = 4096, 1024  # size of a block of k-means' distance matrix
 
 
 def order_by_similarity(
-    vectors_ND: Vectors,
-    swapped_ND: Vectors | None,
-    size: int,
-    seed: int,
-    *,
-    packing: str = "path",
-    steps: int = 10,
-    starts: int = 1,
+    vectors_ND: Vectors, swapped_ND: Vectors | None, settings: Groups, seed: int
 ) -> Indices:
     """Order indices so that neighbours are similar; deterministic for the same vectors and seed.
 
     Args:
         swapped_ND: for pairs, the second vectors of ``concatenate_sides``: k-means is trained on
             them, too, but does not order them.
-        size: average members of a cluster. Their order is random.
-        packing: "path", or "random" for a random order of the clusters.
-        steps, starts: of k-means; the best of several starts is taken.
+        settings: k-means, the average size of its clusters, whose members are in random order, and
+            the order of the clusters.
     """
-    rng = np.random.default_rng(seed)
+    rng, size = np.random.default_rng(seed), settings.cluster_size or settings.group_size
     order: list[Indices] = []
 
     def visit(members: Indices, near_D: Vectors | None) -> Vectors:
@@ -53,7 +46,7 @@ def order_by_similarity(
         k = min(BRANCH, -(-len(members) // size))
         labels = np.zeros(len(members), dtype=np.int64)
         if k > 1:
-            labels = _labels(vectors_ND, swapped_ND, members, k, rng, steps, starts)
+            labels = _labels(vectors_ND, swapped_ND, members, k, rng, settings)
         clusters = np.unique(labels)
         if len(clusters) == 1:  # small enough, or all alike
             order.append(rng.permutation(members))
@@ -73,7 +66,7 @@ def order_by_similarity(
     with progress_bar("clustering", "chunk", total=len(vectors_ND)) as bar:
         if len(vectors_ND):
             visit(np.arange(len(vectors_ND)), None)
-    if packing == "random":
+    if settings.packing == "random":
         order = [order[i] for i in rng.permutation(len(order))]
     return np.concatenate(order) if order else np.empty(0, dtype=np.int64)
 
@@ -108,8 +101,7 @@ def _labels(
     members: Indices,
     k: int,
     rng: np.random.Generator,
-    steps: int,
-    starts: int,
+    settings: Groups,
 ) -> Indices:
     """The cluster of each member, 0 to k - 1, by the best k-means trained on a sample.
 
@@ -128,7 +120,7 @@ def _labels(
         blocks = {"chunk_size_data": ROWS, "chunk_size_centroids": CENTROIDS}
         seed, width = int(rng.integers(2**31)), sample_ND.shape[1]
         # Not on a GPU: fastkmeans 0.5.0's Triton kernel returned labels >= k on an H200.
-        means = FastKMeans(width, k, gpu=False, niter=steps, seed=seed, **blocks)
+        means = FastKMeans(width, k, gpu=False, niter=settings.kmeans_steps, seed=seed, **blocks)
         with _global_random_state():
             means.train(sample_ND)
         return means
@@ -139,8 +131,8 @@ def _labels(
             float(((block - means.centroids[means.predict(block)]) ** 2).sum()) for block in blocks
         )
 
-    trials = (trained() for _ in range(starts))
-    means = next(trials) if starts == 1 else min(trials, key=squared_distances)
+    trials = (trained() for _ in range(settings.kmeans_starts))
+    means = next(trials) if settings.kmeans_starts == 1 else min(trials, key=squared_distances)
     return np.concatenate(
         [means.predict(vectors_ND[members[i : i + SAMPLE]]) for i in range(0, len(members), SAMPLE)]
     )

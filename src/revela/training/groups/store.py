@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from revela.errors import RevelaError, first_line
-from revela.files import atomic_write, check_free
+from revela.files import atomic_write
 from revela.text.spool import ArrowList, read, write
 from revela.training.groups.strategies import Groups, Indices
 from revela.types import Chunk, Document
@@ -147,15 +147,6 @@ class GroupFolder:
 def is_group_folder(path: Path) -> bool:
     """Whether this is a folder of groups, complete or not."""
     return (path / MANIFEST).is_file() or any(path.glob("shard-*.arrow"))
-
-
-def check_out(out: Path, pairs: Sequence[Path]) -> None:
-    """Raise RevelaError if the folder exists, or if the groups cannot be stored."""
-    check_free(out)
-    if pairs:
-        raise RevelaError(
-            "stored groups have no judgements: give --pairs and the corpus itself to revela train"
-        )
 
 
 def save_groups(

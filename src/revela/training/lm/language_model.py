@@ -30,7 +30,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from revela.errors import RevelaError, first_line
+from revela.encoders.model_files import opening
+from revela.errors import RevelaError
 from revela.training.device import autocast, sent
 from revela.training.lm.cross_entropy import linear_cross_entropy
 from revela.training.models import load_tokenizer, open_causal_lm, opened, opened_model
@@ -461,12 +462,8 @@ def check_language_model(folder: Path, name: str) -> LanguageModel | None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = opened(AutoConfig, folder)
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-    except Exception as error:  # of a family's own code
-        reason = first_line(error)
-        raise RevelaError(f"{folder} cannot be opened as a causal LM: {reason}") from error
+    with opening(folder, "a causal LM"), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
     lm = None
     with suppress(NotImplementedError):  # what depends on values, such as routing to experts
         lm = LanguageModel(model.eval(), name)

@@ -229,15 +229,14 @@ class Dream(DocumentAttention):
         names = " ".join(f"{layer}-{head}" for layer, head in heads)
         do = "are random" if self.heads.startswith("random") else "look from questions to answers"
         log.info(f"{len(heads)} heads that {do}: {names}")
-        tau, gate, kernel = self.tau, self.gate, self.kernel
         loss = DreamLoss(
             parts.model,
             lm,
             heads,
-            tau=tau,
-            gate=gate,
+            tau=self.tau,
+            gate=self.gate,
             scalar_times=self.scalar_rate_factor,
-            kernel=kernel,
+            kernel=self.kernel,
             **parts.batching,
         )
         return loss, PromptBatches(parts, prompts)

@@ -21,9 +21,10 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
+from revela.encoders.model_files import opening
 from revela.encoders.prompts import DECODER, Known, prompts_set
 from revela.encoders.torch_model import add_missing_rows, check_weights, open_model, pooled
-from revela.errors import RevelaError, first_line
+from revela.errors import RevelaError
 from revela.training.packing import can_pack
 from revela.training.retriever.static_trainable import TrainableTable, make_trainable
 from revela.training.settings import Retriever
@@ -72,7 +73,7 @@ def check_model(folder: Path, layers: int, lora_rank: int) -> None:
     from transformers import AutoConfig, AutoModel, AutoTokenizer
 
     check_weights(folder)
-    try:
+    with opening(folder, "a model"):
         if (folder / "modules.json").is_file():
             without_weights = {"device_map": "meta"}  # of transformers; other modules are small
             SentenceTransformer(str(folder), local_files_only=True, model_kwargs=without_weights)
@@ -81,8 +82,6 @@ def check_model(folder: Path, layers: int, lora_rank: int) -> None:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         with torch.device("meta"):
             transformer = AutoModel.from_config(config)
-    except Exception as error:  # of a family's own code
-        raise RevelaError(f"{folder} cannot be opened as a model: {first_line(error)}") from error
     encoders = [kind for kind, *_ in stock._ENCODER_ONLY_MODELS]  # the library has no public list
     reasons = {
         "reads images too, and a retriever is made of text alone": hasattr(config, "vision_config"),

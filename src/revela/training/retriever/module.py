@@ -35,7 +35,7 @@ from revela.encoders.torch_model import (
 )
 from revela.training.device import autocast, sent
 from revela.training.packing import packed
-from revela.types import ROLES, Role
+from revela.types import Role
 
 
 class RetrieverModule(nn.Module):
@@ -63,24 +63,16 @@ class RetrieverModule(nn.Module):
     def __init__(self, model: SentenceTransformer, bf16: bool = False) -> None:
         super().__init__()
         self.model, self.training = model, model.training
-        self.bf16 = bf16 and isinstance(self.parts()[0], modules.Transformer)
+        self.bf16 = bf16 and isinstance(model[0], modules.Transformer)
         self.prompts, self.slots = Prompts.named(model.prompts), slot_ids(self)
-        self._asked: dict[Role, dict[str, Any]] = {  # of sentence-transformers, for each role
-            role: {"task": TASKS[role], "prompt": prompt or None}
-            for role, prompt in zip(ROLES, self.prompts, strict=True)
-        }
         self.max_tokens: int | None = None
         self.context: tuple[Tensor, Tensor] | None = None
         self.slot_dropout, self.packs = 0.0, True
 
-    def parts(self) -> list[nn.Module]:
-        """The modules that read texts, in order."""
-        return list(self.model)
-
     @property
     def tokenizer(self) -> Any:
         """A tokenizer of transformers or, for a table of tokens, of the tokenizers library."""
-        return getattr(self.parts()[0], "tokenizer", None)
+        return getattr(self.model[0], "tokenizer", None)
 
     @property
     def device(self) -> torch.device:
@@ -99,29 +91,19 @@ class RetrieverModule(nn.Module):
         self.max_tokens = None
         self.max_tokens = min(tokens, self.limit - len(self.slots)) if self.limit else tokens
 
-    @contextmanager
-    def reading(self, max_tokens: int | None) -> Iterator[None]:
-        """While open, truncate texts at another length; None: at the model's own limit."""
-        before, self.max_tokens = self.max_tokens, max_tokens
-        try:
-            yield
-        finally:
-            self.max_tokens = before
-
     def tokenize(self, texts: Sequence[str], role: Role) -> Features:
         """The features of texts with the prompt of their role, padded."""
         texts = without_slots(texts) if self.slots else texts
         read = [text if text.strip() else "." for text in texts]  # else it has no token to pool
-        limit = {"max_length": self.limit} if self.max_tokens else {}
-        return dict(
-            self.model.preprocess(read, **self._asked[role], processing_kwargs={"text": limit})
-        )
+        limit = {"text": {"max_length": self.limit} if self.max_tokens else {}}
+        task, prompt = TASKS[role], getattr(self.prompts, role) or None
+        return dict(self.model.preprocess(read, prompt=prompt, task=task, processing_kwargs=limit))
 
     def states(self, features: Features) -> Features:
         """The features, and the states of the transformer's last layer (``token_embeddings``, B, T,
         W) in fp32; on the model's device.
         """
-        first, device = self.parts()[0], self.device
+        first, device = self.model[0], self.device
         read = {k: sent(v, device) if isinstance(v, Tensor) else v for k, v in features.items()}
         if not isinstance(first, modules.Transformer):
             return dict(first(read))
@@ -134,15 +116,13 @@ class RetrieverModule(nn.Module):
             if self.bf16:
                 stack.enter_context(autocast(device, True))
             read = first(read)
-        if not self.bf16:
-            return dict(read)
         half = torch.bfloat16
         return {k: v.float() if getattr(v, "dtype", None) == half else v for k, v in read.items()}
 
     def pool(self, features: Features) -> Tensor:
         """(B, D) vectors of any norm, of features with states."""
         features = dict(features)  # modules write into it
-        for part in self.parts()[1:]:
+        for part in list(self.model)[1:]:
             features = part(features)
         vectors_BD: Tensor = features["sentence_embedding"]
         return vectors_BD
