@@ -207,7 +207,6 @@ def installed(monkeypatch, static_folder, tmp_path):
 
     monkeypatch.setattr(folder_index, "resolve", found)
     monkeypatch.setattr("revela.encoders.load.resolve", found)
-    monkeypatch.setattr("revela.searching.index.resolve", found)
     monkeypatch.setattr(default_model, "is_installed", lambda name: name in here)
     return here
 

@@ -87,6 +87,16 @@ class Document:
         return f"{self.title} {self.text}".strip() if self.title else self.text
 
 
+def with_title(title: str, text: str) -> str:
+    """A passage: the text of a chunk with its title before it."""
+    return f"{title} {text}" if title else text
+
+
+def without_title(title: str, passage: str) -> str:
+    """The text of a chunk, of its passage (``with_title``)."""
+    return passage[len(title) + 1 :] if title else passage
+
+
 def is_unicode(text: str) -> bool:
     """Whether a text has no surrogates. (JSON may hold half of a pair, escaped.)"""
     try:

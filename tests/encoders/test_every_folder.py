@@ -244,7 +244,7 @@ def test_an_index_keeps_its_prompts(tiny_tokenizer, tmp_path):
     made = Retriever(folder, "fp32", prompts=GIVEN).index(texts, tmp_path / "index")
     queries, passages = stock(folder, GIVEN)
     opened = Index.open(tmp_path / "index", precision="fp32")
-    assert opened.prompts == made.prompts == GIVEN
+    assert opened.prompts == made.info.prompts == GIVEN
     hits = {hit.id: hit.score for hit in opened.search(TEXTS[0], mode="dense")}
     row = {i: queries[0] @ passages[int(i)] for i in hits}
     assert hits == pytest.approx(row, abs=2e-3)

@@ -288,9 +288,9 @@ def server_of(service, limits):
     def run(sockets):
         encoding = service.encoding
         count = asyncio.run(encoding.tokens(["ocean"], "query", False, "query"))
-        (found,) = asyncio.run(encoding.encode(["ocean"], count, "query", True))
+        (found,) = asyncio.run(encoding.batcher.encode(["ocean"], count, "query", True))
         assert count == [int(sys.argv[1])] and found.spans == [(0, 5)]
-        asyncio.run(encoding.encode(["ocean"], [3], "passage", True))
+        asyncio.run(encoding.batcher.encode(["ocean"], [3], "passage", True))
         encoding.batcher.close()
     return SimpleNamespace(run=run)
 

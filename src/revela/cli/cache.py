@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-from cyclopts import Parameter
-
+from revela.cli.flags import Switch
 from revela.cli.printing import print_table
 from revela.encoders.model_files import name_of
 from revela.errors import RevelaError
@@ -20,9 +19,7 @@ from revela.searching.sync import absolute
 from revela.terminal import megabytes
 
 
-def cache(
-    path: Path | None = None, *, clear: Annotated[bool, Parameter(negative=())] = False
-) -> None:
+def cache(path: Path | None = None, *, clear: Switch = False) -> None:
     """List the cached indices of folders and files that search and serve use, or remove them.
 
     Parameters

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
-from revela.cli.flags import Corpus, Out, Several, check_paths
+from revela.cli.flags import Corpus, Out, Several, Switch, check_paths
 from revela.cli.recipe_flags import Given, RecipeFile, given_settings
 from revela.errors import extra
 from revela.training.recipe import read_recipe
@@ -22,7 +20,7 @@ def compare(
     seeds: Annotated[list[int], Several] = [0],  # noqa: B006
     points: int = 4,
     processes: int = 0,
-    dry_run: Annotated[bool, Parameter(negative=())] = False,
+    dry_run: Switch = False,
     recipe_file: RecipeFile = None,
     given: Given = None,
 ) -> None:
@@ -57,16 +55,15 @@ def compare(
         table [variants.NAME] in it is a separate run: see research/recipes.
     """
     with extra("train", "revela compare"):
+        from revela.training import compare as comparison
         from revela.training.commands import processes_here
-        from revela.training.compare import compare as run
-        from revela.training.compare import rows_of
         from revela.training.distributed import check_single_process
 
     check_single_process()
     check_paths(corpus, None)
     settings, variants = read_recipe(recipe_file) if recipe_file is not None else ({}, {})
-    comparison = run(
-        rows_of(methods, settings, variants, given_settings(given)),
+    made = comparison.compare(
+        comparison.rows_of(methods, settings, variants, given_settings(given)),
         [*map(str, corpus)],
         on,
         out,
@@ -75,4 +72,4 @@ def compare(
         processes=processes or processes_here(),
         dry_run=dry_run,
     )
-    print(comparison or "nothing was run")
+    print(made or "nothing was run")

@@ -9,7 +9,7 @@ from revela.cli.printing import print_report
 from revela.errors import RevelaError
 from revela.searching.manifest import Indexing, new_info
 from revela.terminal import counted
-from revela.text.load import READING, Reading
+from revela.text.load import READING, Reading, read_corpus
 from revela.types import Precision
 
 CHUNK_WORDS = Indexing.chunk_words
@@ -54,7 +54,6 @@ def encode(
     from revela.searching.ingest import check_repeated
     from revela.searching.rows import metadata_columns
     from revela.searching.state import is_index
-    from revela.text.load import read_corpus
 
     vectors.check_out(out)
     if is_index(corpus[0]):

@@ -12,15 +12,17 @@ from cyclopts import Parameter, validators
 
 from revela.cli.flags import PROMPTS, Flat, Out, PromptFlags, Several
 from revela.cli.printing import print_report, print_table
-from revela.encoders.prompts import GivenPrompts
+from revela.encoders.prompts import AUTO, GivenPrompts
 from revela.errors import RevelaError, extra
+from revela.evaluation.metrics import MAIN, METRICS
+from revela.evaluation.results import SystemScores, write_json
+from revela.evaluation.significance import MEASURE
 from revela.ranking.steps import Rerank
 from revela.terminal import counted
 from revela.types import Precision
 
 if TYPE_CHECKING:
     from revela.evaluation.evaluate import Evaluation
-    from revela.evaluation.results import SystemScores
 
 
 CHANCE = 0.05  # differences with this p value or more may be chance
@@ -92,8 +94,6 @@ def eval(
     precision:
         Numeric precision. auto: the fastest of int8, bf16 and fp32 on this CPU or GPU.
     """
-    from revela.evaluation.results import write_json
-
     if not on and not benchmark and not text:
         raise RevelaError(
             "nothing to score on: give --text (your own), --on (judged folders) or --benchmark"
@@ -123,8 +123,6 @@ def eval(
 
 def _print_evaluations(evaluations: Iterator[Evaluation]) -> dict[str, dict[str, SystemScores]]:
     """Print each evaluation when it is finished; returns the scores by collection and system."""
-    from revela.evaluation.metrics import METRICS
-
     results = {}
     main, *others = METRICS
     for evaluation in evaluations:
@@ -149,8 +147,6 @@ def _print_evaluations(evaluations: Iterator[Evaluation]) -> dict[str, dict[str,
 
 def _verdict(name: str, scores: Mapping[str, SystemScores]) -> str:
     """The result of an evaluation in one sentence."""
-    from revela.evaluation.significance import MEASURE
-
     best = max(scores, key=lambda system: scores[system].means[MEASURE])
     value, words = (scores[system].means[MEASURE] for system in (best, "BM25"))
     first = f"best on {name}: {best}, nDCG@10 {value:.3f}"
@@ -180,8 +176,6 @@ def _rank_on_text(
     prompts: GivenPrompts,
 ) -> dict[str, dict[str, SystemScores]]:
     """Rank models on a text without labels and print them; returns the scores by system."""
-    from revela.encoders.prompts import AUTO
-    from revela.evaluation.significance import MEASURE
     from revela.text.analyzer import check_language
     from revela.text.load import read_corpus
     from revela.training.rank_models import BM25, Sections, rank_models
@@ -223,8 +217,6 @@ def _run_benchmarks(
     prompts: GivenPrompts,
 ) -> dict[str, dict[str, SystemScores]]:
     """Run benchmarks and print them; returns the scores by "TASK (mteb)" and system."""
-    from revela.evaluation.metrics import MAIN, METRICS
-
     with extra("benchmarks", "--benchmark"):
         from revela.evaluation.mteb import evaluate_benchmarks
 

@@ -6,9 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
-from revela.cli.flags import Corpus, Flat, Out, Several
+from revela.cli.flags import Corpus, Flat, Out, Several, Switch
 from revela.cli.main import command_line
 from revela.cli.printing import print_scores
 from revela.cli.recipe_flags import Given, given_settings, settings_flags
@@ -32,7 +30,7 @@ def fit(
     out: Out,
     context: Annotated[list[Path] | None, Several] = None,
     context_first: int | None = None,
-    static: Annotated[bool, Parameter(negative=())] = False,
+    static: Switch = False,
     steps: int | None = None,
     given: Given = None,
 ) -> None:

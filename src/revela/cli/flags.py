@@ -35,6 +35,7 @@ def check_out(_type: object, path: Path | None) -> None:
 
 
 Out = Annotated[Path, Parameter(validator=check_out)]
+Switch = Annotated[bool, Parameter(negative=())]
 Several = Parameter(negative=(), consume_multiple=True)
 Flat = Parameter(name="*", consume_multiple=True, negative_iterable=())
 "A dataclass whose fields are flags of their own."

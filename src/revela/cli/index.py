@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from revela.cli.flags import PROMPTS, Flat, Out, PromptFlags, Several, names_of
+from revela.cli.flags import PROMPTS, Flat, Out, PromptFlags, Several, Switch, names_of
 from revela.cli.printing import print_report
 from revela.encoders.prompts import GivenPrompts
 from revela.errors import RevelaError
+from revela.searching.index import Index
 from revela.searching.manifest import Indexing
 from revela.terminal import counted
-from revela.text.load import READING, Reading
+from revela.text.load import READING, Reading, read_corpus
 from revela.types import Precision
 
 if TYPE_CHECKING:
-    from revela.searching.index import Index
     from revela.searching.ingest import Counts
     from revela.types import Document
 
@@ -31,10 +31,10 @@ def index(
     *,
     out: Out,
     model: str | None = None,
-    append: Annotated[bool, Parameter(negative=())] = False,
+    append: Switch = False,
     delete: Annotated[list[str] | None, Several] = None,
-    sync: Annotated[bool, Parameter(negative=())] = False,
-    yes: Annotated[bool, Parameter(negative=())] = False,
+    sync: Switch = False,
+    yes: Switch = False,
     metadata: Annotated[list[str] | None, Several] = None,
     prompts: Annotated[PromptFlags, Flat] = PROMPTS,
     settings: Annotated[Indexing, Flat] = INDEXING,
@@ -95,8 +95,8 @@ def index(
     else:
         opened, changed = write_by_file(job)
     print(f"language {opened.info.language}; {opened.calibration.describe()}")
-    if any(opened.info.prompts):
-        print(opened.info.prompts.describe())
+    if any(opened.prompts):
+        print(opened.prompts.describe())
     print(f"{changed.describe(sync)}; {out} holds {counted(len(opened), 'passage')}")
     if changed.cut:
         cut = counted(changed.cut, "chunk was", "chunks were")
@@ -130,7 +130,6 @@ class Job:
             RevelaError: it was made with other settings than the flags.
         """
         from revela.searching.filters import OWN_COLUMNS
-        from revela.searching.index import Index
 
         opened = Index.open(self.out, self.model, precision=self.precision, prompts=self.prompts)
         asked = {*self.metadata} - OWN_COLUMNS.keys()
@@ -146,7 +145,6 @@ class Job:
         """A new index by the given model, or by the one for the languages of the documents."""
         from revela.encoders.default_model import installed_model, suited_model
         from revela.encoders.load import keep_graph, load_encoder, resolve
-        from revela.searching.index import Index
         from revela.searching.rows import metadata_columns
         from revela.text.spool import LazyTexts
 
@@ -177,8 +175,6 @@ def write_by_file(job: Job) -> tuple[Index, Counts]:
 
 def write_at_once(job: Job, append: bool) -> tuple[Index, Counts]:
     """Add documents to an index, without a record of their files."""
-    from revela.text.load import read_corpus
-
     index = job.existing() if append else None
     documents, report = read_corpus(
         job.corpus,
@@ -208,8 +204,6 @@ def follow_recorded(job: Job, yes: bool) -> tuple[Index, Counts]:
 
 
 def _delete(out: Path, ids: list[str]) -> None:
-    from revela.searching.index import Index
-
     opened = Index.open(out)
     deleted = opened.delete(ids)
     both = f"{counted(len(set(ids)), 'document')}, {counted(deleted, 'passage')}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from revela.cli.flags import PROMPTS, Flat, PromptFlags
+from revela.cli.flags import PROMPTS, Flat, PromptFlags, Switch
 from revela.cli.printing import print_json
 from revela.cli.serve import token_of
 from revela.encoders.prompts import GivenPrompts
@@ -36,7 +36,7 @@ def mcp(
     token_env: str | None = None,
     model: str | None = None,
     prompts: Annotated[PromptFlags, Flat] = PROMPTS,
-    show_config: Annotated[bool, Parameter(negative=())] = False,
+    show_config: Switch = False,
 ) -> None:
     """Give a folder, a file or an index to agents, by the Model Context Protocol: search and fetch.
 
@@ -72,10 +72,12 @@ def mcp(
             "--token-env has no effect without --http: give both, or leave --token-env out"
         )
     from revela.searching.server.mcp import mcp_server
+    from revela.text.readers.common import display_path
 
+    site = Site(name or display_path(Path(index_folder.resolve().name)), base_url)
+    opener = IndexOpener(index_folder, model, prompts.given)
     # Without a token, only this machine reaches the server.
-    with_files = token is None
-    server = mcp_server(_tools(index_folder, name, base_url, model, prompts.given, with_files))
+    server = mcp_server(_tools(index_folder, site, opener, with_files=token is None))
     if http is None:
         _show_once()
         for number in (signal.SIGINT, signal.SIGTERM):  # the thread that reads stdin sees no signal
@@ -106,21 +108,12 @@ def _print_config(path: Path, model: str | None, given: Mapping[str, str | None]
     print_json({"mcpServers": {name: entry}}, indent=2)
 
 
-def _tools(
-    path: Path,
-    name: str | None,
-    base_url: str,
-    model: str | None,
-    prompts: GivenPrompts,
-    with_files: bool,
-) -> Tools:
+def _tools(path: Path, site: Site, opener: IndexOpener, with_files: bool) -> Tools:
     from revela.searching.filters import OWN_COLUMNS
     from revela.searching.server.mcp import Tools
     from revela.searching.state import State, is_index
-    from revela.text.readers.common import display_path
 
-    site = Site(name or display_path(Path(path.resolve().name)), base_url)
-    opener, columns = IndexOpener(path, model, prompts), OWN_COLUMNS
+    columns = OWN_COLUMNS
     if is_index(path) or not path.exists():
         info = State(path).info  # refuses a folder without an index; it is opened at the first call
         columns = {**columns, **info.columns}

@@ -15,7 +15,7 @@ from revela.terminal import CONTROL, MARKS, counted, printable
 if TYPE_CHECKING:
     from revela.searching.results import Marked, Result
     from revela.text.readers.common import ReadReport
-    from revela.types import Answer, Chunk, Explanation
+    from revela.types import Chunk, Explanation
 
 SNIPPET = 240  # characters
 FILE_WIDTH = 160  # columns of a table in a file or a pipe
@@ -70,13 +70,6 @@ def _cell(value: object) -> str:
     return f"{value:.3f}" if isinstance(value, float) else printable(str(value))
 
 
-def print_answer(answer: Answer | None) -> None:
-    """Whether the first hit answers the query, in words."""
-    from revela.types import ANSWERS
-
-    print(f"{ANSWERS[answer]}:")
-
-
 def print_results(results: Sequence[Result], top: int, is_filtered: bool = False) -> None:
     """The first results with different texts, with their snippets, whose marks are bold on a
     terminal, and the names of others with the same text.
@@ -97,12 +90,13 @@ def print_results(results: Sequence[Result], top: int, is_filtered: bool = False
 
 
 def _named(result: Result) -> str:
-    """The title of a result, and where it stands, as editors open it: (notes/bees.md:12),
-    (report.pdf, page 3), (17 in rows.csv).
+    """The title of a result, and where it stands, as editors open it, from the current folder on:
+    (notes/bees.md:12), (report.pdf, page 3), (17 in rows.csv).
     """
     place = result.id
     if result.path:
-        path = shown_path(Path(result.path))
+        full, here = Path(result.path), Path.cwd()
+        path = str(full.relative_to(here) if full.is_relative_to(here) else full)
         file, _, row = result.id.rpartition(":")
         is_row = bool(file) and row.isdigit() and path.endswith(file)
         place = path if path.endswith(result.id) else f"{result.id} in {path}"
@@ -112,12 +106,6 @@ def _named(result: Result) -> str:
     if result.line is not None:
         place += f":{result.line}"
     return one_line(place if result.heading == result.id else f"{result.heading} ({place})")
-
-
-def shown_path(path: Path) -> str:
-    """A path from the current folder on, if it is below that."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _bold(shown: Marked) -> str:

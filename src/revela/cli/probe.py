@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from revela.cli.flags import Corpus, Flat, Several
 from revela.cli.printing import print_report, print_table
 from revela.errors import RevelaError, extra
-from revela.text.load import READING, Reading
+from revela.text.load import READING, Reading, read_corpus
 from revela.training.settings import TorchPrecision
 
 if TYPE_CHECKING:
@@ -72,7 +72,6 @@ def probe(
         from revela.training.lm.encoder_decoder import is_encoder_decoder
         from revela.training.probes.run import ProbeOptions, probe_encoder_decoder, probe_retriever
     from revela.encoders.load import resolve
-    from revela.text.load import read_corpus
 
     folder = resolve(model)
     is_retriever = (folder / "modules.json").is_file()

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from revela.cli.flags import PROMPTS, Flat, PromptFlags
-from revela.cli.printing import print_answer, print_json, print_results
+from revela.cli.flags import PROMPTS, Flat, PromptFlags, Switch
+from revela.cli.printing import print_json, print_results
 from revela.errors import RevelaError
 from revela.ranking.fusion import Fusion
-from revela.ranking.steps import Mode, Rerank
-from revela.searching.filters import Narrow, both, where_sql
+from revela.ranking.steps import Mode, Rerank, check_query
+from revela.searching.filters import Narrow, both, phrases, where_sql
 from revela.terminal import counted
+from revela.types import ANSWERS
 
 if TYPE_CHECKING:
     from revela.searching.index import Index
@@ -43,7 +44,7 @@ def search(
     model: str | None = None,
     prompts: Annotated[PromptFlags, Flat] = PROMPTS,
     min_score: float | None = None,
-    explain: Annotated[bool, Parameter(negative=())] = False,
+    explain: Switch = False,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
     """Search folders, files or indexes: revela search FOLDER... QUERY. The index of a folder is
@@ -136,7 +137,7 @@ def search(
                 if answer.note:
                     print(answer.note)
                 if answer.data:
-                    print_answer(answer.answer)
+                    print(f"{ANSWERS[answer.answer]}:")
                 print_results(answer.data, top, is_filtered)
     if not is_found:
         raise SystemExit(1)
@@ -174,9 +175,6 @@ def _split(
         )
     if missing := [folder for folder in folders[1:] if not Path(folder).exists()]:
         raise RevelaError(f"{missing[0]} does not exist: put a query of several words in quotes")
-    from revela.ranking.steps import check_query
-    from revela.searching.filters import phrases
-
     if not queries:  # before an index is made
         check_query(query)
     phrases(query)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack, nullcontext
 from dataclasses import astuple
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,8 +17,6 @@ from revela.types import Precision
 
 if TYPE_CHECKING:
     from revela.searching.index import Index
-    from revela.searching.server.app import SearchService
-    from revela.searching.word_search import Words
 
 LIMITS = Limits()
 
@@ -81,9 +78,12 @@ def serve(
 
     listening = lifecycle.listen(host, port)
 
+    from revela.encoders.model_files import name_of, trained_dimensions
     from revela.searching.folder_index import open_any
+    from revela.searching.server.app import SearchService, Service
     from revela.searching.state import is_index
     from revela.searching.sync import ALL, HALF
+    from revela.searching.word_search import Words
     from revela.text.readers.common import display_path
 
     local = is_loopback(listening.getsockname()[0])
@@ -92,7 +92,14 @@ def serve(
     url = lifecycle.url_of(host, listening)
     if token is None and not local:
         print("anyone who reaches this address can use it: give --token-env", flush=True)
-    service = partial(_service, name=name, limits=limits, access=access, site=site)
+
+    def service(found: Words | Index) -> SearchService:
+        if isinstance(found, Words):
+            return SearchService(found, name or site.name, limits, access, site)
+        folder = found.model_folder
+        given = limits, access, site, trained_dimensions(folder)
+        return Service(found, name or name_of(folder), found.encoder, *given)
+
     with ExitStack() as meanwhile:
 
         def answer_meanwhile(found: Words | Index) -> None:
@@ -117,20 +124,6 @@ def serve(
     with lifecycle.sync_periodically(index, sync, refused) if sync else nullcontext():
         print(f"serving {index_folder} at {url} as {whole.name}; stop with Ctrl-C", flush=True)
         server.run(sockets=[listening])
-
-
-def _service(
-    index: Words | Index, name: str | None, limits: Limits, access: Access, site: Site
-) -> SearchService:
-    from revela.encoders.model_files import name_of, trained_dimensions
-    from revela.searching.server.app import SearchService, Service
-    from revela.searching.word_search import Words
-
-    if isinstance(index, Words):
-        return SearchService(index, name or site.name, limits, access, site)
-    folder = index.model_folder
-    given = limits, access, site, trained_dimensions(folder)
-    return Service(index, name or name_of(folder), index.encoder, *given)
 
 
 def token_of(variable: str | None) -> str | None:

@@ -6,9 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
-from revela.cli.flags import Corpus, Out, Several, check_paths
+from revela.cli.flags import Corpus, Out, Several, Switch, check_paths
 from revela.cli.main import command_line
 from revela.cli.printing import print_scores
 from revela.cli.recipe_flags import Given, RecipeFile, recipe_of
@@ -21,11 +19,11 @@ def train(
     *,
     out: Out,
     recipe_file: RecipeFile = None,
-    resume: Annotated[bool, Parameter(negative=())] = False,
-    overwrite: Annotated[bool, Parameter(negative=())] = False,
+    resume: Switch = False,
+    overwrite: Switch = False,
     on: Annotated[list[Path], Several] = [],  # noqa: B006
     points: int = 0,
-    dry_run: Annotated[bool, Parameter(negative=())] = False,
+    dry_run: Switch = False,
     given: Given = None,
 ) -> None:
     """Train a retriever on raw text.

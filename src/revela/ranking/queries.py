@@ -26,7 +26,7 @@ from revela.ranking.bm25 import K1, idf
 from revela.text.code import documented_functions, without_docstring
 from revela.text.sentences import ENDED, sentences
 from revela.text.words import count_terms, count_words, joined, splits_word, terms, words
-from revela.types import Chunk, Document, hash64
+from revela.types import Chunk, Document, hash64, without_title
 
 MIN_QUERY_WORDS, MAX_QUERY_WORDS = 4, 40
 DRAWN_WORDS = 12  # maximum of a query of ``sentence_queries`` and ``part_queries``
@@ -239,8 +239,8 @@ def _draw(passages: Sequence[str]) -> Iterator[tuple[int, random.Random]]:
 
 def _without_titles(passages: Sequence[str], titles: Sequence[str]) -> list[str]:
     titles = titles or [""] * len(passages)
-    pairs = zip(passages, titles, strict=True)
-    return [passage[len(title) + 1 :] if title else passage for passage, title in pairs]
+    pairs = zip(titles, passages, strict=True)
+    return [without_title(*pair) for pair in pairs]
 
 
 def _piece(text: str, rng: random.Random, most: int = DRAWN_WORDS) -> str:

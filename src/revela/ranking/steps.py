@@ -315,6 +315,7 @@ class MemoryStore:
     ids: Sequence[str] = ()
     nearest: Scores = field(default_factory=dict)
     matching: Scores = field(default_factory=dict)
+    confidences: Mapping[str, Confidence] = field(default_factory=dict)
 
     def rankings(
         self,
@@ -332,10 +333,6 @@ class MemoryStore:
             store = replace(self, nearest=near, matching=match)
             found.append(search(store, query, vector, replace(options, tokens=read)).scores)
         return found
-
-    @property
-    def confidences(self) -> Mapping[str, Confidence]:
-        return {}
 
     @property
     def terms(self) -> Analyzer:

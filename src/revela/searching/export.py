@@ -18,7 +18,7 @@ from revela.searching.rows import HIT_COLUMNS, About
 from revela.text.analyzer import detect
 from revela.text.parallel import batches
 from revela.text.spool import LazyTexts
-from revela.types import Document
+from revela.types import Document, without_title
 
 if TYPE_CHECKING:
     from revela.searching.index import Index
@@ -74,8 +74,7 @@ def public_rows(rows: Any, info: Info) -> Any:
     """
     import pyarrow as pa
 
-    pairs = zip(rows["title"].to_pylist(), rows["passage"].to_pylist(), strict=True)
-    texts = [passage[len(title) + 1 :] if title else passage for title, passage in pairs]
+    texts = [*map(without_title, rows["title"].to_pylist(), rows["passage"].to_pylist())]
     own = {"id": rows["id"], "chunk": rows["chunk"], "title": rows["title"], "text": texts}
     own |= {"line": rows["first_line"], "page": rows["first_page"]}
     own |= {name: rows[name] for name in About._fields}

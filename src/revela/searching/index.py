@@ -16,8 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from revela.encoders import load
 from revela.encoders.base import TextEncoder
-from revela.encoders.load import resolve
 from revela.encoders.model_files import check_dimensions, fingerprint, saved_for_dot
 from revela.encoders.prompts import OWN, GivenPrompts, Prompts, check_prompts
 from revela.errors import QueryError, RevelaError
@@ -27,10 +27,12 @@ from revela.ranking.calibration import Calibration
 from revela.ranking.fusion import Fusion, check_weight
 from revela.ranking.steps import Mode, Rerank, SearchOptions, check_query
 from revela.searching.filters import NO_PHRASE, OWN_COLUMNS, where_sql, with_phrases
+from revela.searching.highlight import HighlightTerms
 from revela.searching.index_search import IndexStore, hit_of, hits_of
 from revela.searching.manifest import Indexing, Info, new_info
 from revela.searching.rows import check_columns
-from revela.searching.state import STATE, FileState, Snapshot, StaleSnapshot, State, unfinished_in
+from revela.searching.snippets import CHARACTERS, Snippet, snippet
+from revela.searching.state import STATE, Snapshot, StaleSnapshot, State, unfinished_in
 from revela.searching.table import Table, as_stored
 from revela.text.analyzer import check_language
 from revela.types import (
@@ -49,7 +51,6 @@ log = logging.getLogger(__name__)
 if TYPE_CHECKING:
     from revela.searching.changes import Changes
     from revela.searching.ingest import Counts
-    from revela.searching.snippets import Snippet
     from revela.text.load import Reading
 
 T = TypeVar("T")
@@ -144,14 +145,12 @@ class Index:
         metadata = {n: k for n, k in (metadata or {}).items() if n not in OWN_COLUMNS}
         check_columns(metadata)
         check_language(settings.language)
-        path = resolve(str(model))
+        path = load.resolve(str(model))
         check_dimensions(path, settings.dimensions)
         if saved_for_dot(path):
             log.warning(f"{path} was trained for dot products; the index compares by cosines")
         if encoder is None:
-            from revela.encoders.load import load_encoder
-
-            encoder = load_encoder(path, "auto", prompts=prompts)
+            encoder = load.load_encoder(path, "auto", prompts=prompts)
         return cls.begin(
             Path(folder), new_info(path, encoder, settings, metadata, prompts), encoder
         )
@@ -208,13 +207,13 @@ class Index:
         if model is not None:
             _ = index.model_folder  # refuses a model that did not make the index
         if prompts != OWN:
-            check_prompts(index.prompts, prompts, folder)
+            check_prompts(index.info.prompts, prompts, folder)
         return index
 
     @cached_property
     def model_folder(self) -> Path:
         """The folder of the index's retriever; RevelaError if it is another model's."""
-        folder = resolve(str(self._model or self.info.model))
+        folder = load.resolve(str(self._model or self.info.model))
         if fingerprint(folder) != self.info.fingerprint:
             raise RevelaError(
                 f"{folder} is not the model that made {self.folder}: "
@@ -231,10 +230,8 @@ class Index:
     def encoder(self) -> TextEncoder:
         """The index's retriever; loaded when first needed."""
         if self._encoder is None:
-            from revela.encoders.load import load_encoder
-
             precision = self.info.precision_of(self._precision)
-            self._encoder = load_encoder(self.model_folder, precision, prompts=self.prompts)
+            self._encoder = load.load_encoder(self.model_folder, precision, prompts=self.prompts)
         return self._encoder
 
     @property
@@ -415,15 +412,11 @@ class Index:
         return [hit_of(row, self.info.columns) for row in rows]
 
     def snippets(
-        self, query: str, hits: Sequence[Hit], characters: int | None = None
+        self, query: str, hits: Sequence[Hit], characters: int = CHARACTERS
     ) -> list[Snippet]:
-        """The part of each hit's text with the rarest words of the query, of at most ``characters``
-        (by default ``snippets.CHARACTERS``).
+        """The part of each hit's text with the rarest words of the query, of at most
+        ``characters``.
         """
-        from revela.searching.highlight import HighlightTerms
-        from revela.searching.snippets import CHARACTERS, snippet
-
-        characters = characters or CHARACTERS
         terms = HighlightTerms.of(query, self.table.query_terms, self.state.idf)
         return [snippet(hit, terms, characters) for hit in hits]
 
@@ -437,10 +430,6 @@ class Index:
     def sources(self) -> list[str]:
         """The folders and files that the index was made of, if it records them."""
         return list(self.state.sources.get("sources", []))
-
-    def file_state(self, document: str) -> FileState | None:
-        """The file of a document as it was read; None if it is unknown."""
-        return self.state.file_state(document)
 
     # Change
 

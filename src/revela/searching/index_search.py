@@ -21,7 +21,7 @@ from revela.searching.rows import HIT_COLUMNS
 from revela.searching.state import State
 from revela.searching.table import Table
 from revela.text.analyzer import Analyzer, file_name_words, searched, spaced
-from revela.types import Explanation, Hit, Hits, Vectors, is_missing
+from revela.types import Explanation, Hit, Hits, Vectors, is_missing, without_title
 
 # Names that file managers and browsers give to copies: "a (1).txt", "a copy.txt", "Copy of a.txt".
 _COPY = re.compile(r"\(\d+\)(?=\.\w+$|$)|\b(?:copy|copie|copia|kopie|копия)\b", re.I)
@@ -154,8 +154,7 @@ def hit_of(
     explanation: Explanation | None = None,
 ) -> Hit:
     """A row of the table as a hit; ``columns`` are those of its metadata."""
-    title, passage = row["title"], row["passage"]
-    text = passage[len(title) + 1 :] if title else passage
+    title, text = row["title"], without_title(row["title"], row["passage"])
     metadata = {name: row[name] for name in columns if not is_missing(row[name])}
     about = (row[name] for name in HIT_COLUMNS[4:])
     return Hit(

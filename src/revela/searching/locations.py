@@ -39,7 +39,7 @@ def starts(document: Document, chunks: Sequence[str]) -> Iterator[Start]:
     >>> list(starts(Document("a.txt", "One.\\n\\nTwo."), ["One.\\n\\n", "Two."]))
     [Start(line=1, page=None), Start(line=3, page=None)]
     """
-    ending = suffix(Path(document.id))
+    ending = suffix(document.id)
     now = Start(1) if ending in _TEXT else Start(page=1) if ending == ".pdf" else Start()
     at = 0
     for chunk in chunks:
@@ -47,10 +47,6 @@ def starts(document: Document, chunks: Sequence[str]) -> Iterator[Start]:
         now, at = now.after(document.text[at:begin]), begin
         # A chunk begins at its text, after leading white space.
         yield now.after(chunk[: len(chunk) - len(chunk.lstrip())])
-
-
-def _byte(escaped: re.Match[str]) -> str:
-    return os.fsdecode(bytes.fromhex(escaped[1]))
 
 
 def file_of(sources: Sequence[str | Path], name: str, owner: str = "") -> Path | None:
@@ -64,7 +60,8 @@ def file_of(sources: Sequence[str | Path], name: str, owner: str = "") -> Path |
     row = _ROW.fullmatch(name)
     names = [name, row[1]] if row else [name]
     names += [owner[len(s) + 1 :] for s in map(str, sources) if owner.startswith(f"{s}/")]
-    names += [_ESCAPED.sub(_byte, name) for name in names if "\\x" in name]
+    escaped = [name for name in names if "\\x" in name]
+    names += [_ESCAPED.sub(lambda b: os.fsdecode(bytes.fromhex(b[1])), name) for name in escaped]
     for relative in map(PurePath, names):
         if relative.is_absolute() or ".." in relative.parts:
             continue

@@ -7,15 +7,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
+
+from pydantic import TypeAdapter
 
 from revela.encoders.base import TextEncoder
 from revela.encoders.cpu import has_bf16, has_gpu
 from revela.encoders.model_files import fingerprint
 from revela.encoders.prompts import OWN, GivenPrompts, Prompts, prompts_of
 from revela.ranking.calibration import Calibration
-from revela.ranking.steps import Confidence
 from revela.text.analyzer import CORPUS_WORDS, Analyzer
 from revela.text.chunk import PASSAGE_WORDS
 from revela.types import Precision
@@ -81,15 +83,9 @@ class Info:
         return json.dumps(asdict(self))
 
     @classmethod
+    @lru_cache(1)
     def from_json(cls, text: str) -> Info:
-        content = json.loads(text)
-        measured = content["calibration"]
-        found = measured["confidences"].items()
-        measured["confidences"] = {how: Confidence(*triple) for how, triple in found}
-        content["calibration"] = Calibration(**measured)
-        content["settings"] = Indexing(**content["settings"])
-        content["prompts"] = Prompts(*content["prompts"])
-        return cls(**content)
+        return TypeAdapter(cls).validate_json(text)
 
 
 def new_info(

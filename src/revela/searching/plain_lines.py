@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from revela.text.endings import CODE, MARKDOWN, suffix
@@ -89,7 +88,7 @@ def plain(text: str) -> str:
 
 def ending_of(name: str) -> str:
     """The ending of a document's name, which gives its format; "" if it has none."""
-    return suffix(Path(name)) if "." in name else ""
+    return suffix(name) if "." in name else ""
 
 
 def lines_of(text: str, name: str = "") -> list[Line]:

@@ -20,7 +20,7 @@ from revela.errors import RevelaError
 from revela.searching.manifest import Info
 from revela.text.analyzer import language_of
 from revela.text.dates import iso_date
-from revela.types import Document, Value, Vectors, check_unicode, is_missing
+from revela.types import Document, Value, Vectors, check_unicode, is_missing, with_title
 
 if TYPE_CHECKING:
     from revela.searching.locations import Start
@@ -68,7 +68,7 @@ class Row(NamedTuple):
     @property
     def passage(self) -> str:
         """The text with the title before it."""
-        return f"{self.title} {self.text}" if self.title else self.text
+        return with_title(self.title, self.text)
 
 
 class Stored(NamedTuple):

@@ -22,7 +22,7 @@ from revela.searching.snippets import CHARACTERS, Snippet, snippet
 from revela.terminal import counted
 from revela.text.analyzer import detect, searched
 from revela.text.spool import LazyTexts, arrow_list
-from revela.types import Document, Hit, Hits
+from revela.types import Document, Hit, Hits, with_title, without_title
 
 MOST = 50  # passages to rank per document wanted, because many may be of one document
 
@@ -34,18 +34,14 @@ class _Passage:
     id: str
     chunk: int
     title: str
-    text: str
+    passage: str
     line: int
     page: int
 
-    @property
-    def passage(self) -> str:
-        """The text with the title before it."""
-        return f"{self.title} {self.text}" if self.title else self.text
-
     def hit(self, score: float = 0.0) -> Hit:
+        text = without_title(self.title, self.passage)
         line, page = self.line or None, self.page or None
-        return Hit(self.id, score, self.title, self.text, self.chunk, line=line, page=page)
+        return Hit(self.id, score, self.title, text, self.chunk, line=line, page=page)
 
 
 class Words:
@@ -78,9 +74,9 @@ class Words:
         count = 0
         for document in documents:
             self._first[document.id] = count
-            passages = passages_of(document, chunk_words)
-            for number, (title, text, start) in enumerate(passages):
-                yield _Passage(document.id, number, title, text, start.line or 0, start.page or 0)
+            for number, (title, text, start) in enumerate(passages_of(document, chunk_words)):
+                passage, line, page = with_title(title, text), start.line or 0, start.page or 0
+                yield _Passage(document.id, number, title, passage, line, page)
                 count += 1
 
     def __len__(self) -> int:

@@ -16,7 +16,7 @@ from itertools import chain, pairwise
 import numpy as np
 
 from revela.text.code import join_at, split_lines, units
-from revela.text.endings import is_markdown
+from revela.text.endings import MARKDOWN, suffix
 from revela.text.headings import Section, sections
 from revela.text.parallel import batches, ordered_map
 from revela.text.sentences import sentences
@@ -93,8 +93,8 @@ def _section_lengths(document: Document, max_words: int) -> Iterator[int]:
     chunk, so that its title is right.
     """
     length = total = above = 0
-    whole = Section(0, 0, "", document.text)
-    for section in sections(document.text) if is_markdown(document.id) else [whole]:
+    whole, is_markdown = Section(0, 0, "", document.text), suffix(document.id) in MARKDOWN
+    for section in sections(document.text) if is_markdown else [whole]:
         pieces = list(packed(_section(section, max_words), max_words))
         for number, (piece, size) in enumerate(pieces):
             fits = len(pieces) == 1 and total + size <= max_words

@@ -17,7 +17,6 @@ import textwrap
 import warnings
 from collections.abc import Container, Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revela.text.endings import suffix
@@ -84,7 +83,7 @@ def units(text: str, name: str) -> list[str]:
     ['import x\n\n', 'def f():\n    return 1\n\n', 'def g():\n    return 2\n']
     """
     lines = split_lines(text)
-    ending = suffix(Path(name))
+    ending = suffix(name)
     if len(text) > LONGEST:
         starts, inside = set[int](), set[int]()
     elif ending in GRAMMARS:

@@ -20,11 +20,7 @@ MARKDOWN = frozenset(
 )
 
 
-def suffix(path: Path) -> str:
-    """The ending that tells the format: ``.jsonl`` for ``a.jsonl.gz``."""
+def suffix(name: str | Path) -> str:
+    """The ending that tells the format of a file or a document: ``.jsonl`` for ``a.jsonl.gz``."""
+    path = Path(name)
     return Path(path.stem if path.suffix in COMPRESSED else path).suffix.lower()
-
-
-def is_markdown(name: str) -> bool:
-    """Whether the document with this id is Markdown."""
-    return "." in name and suffix(Path(name)) in MARKDOWN

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from revela.text.endings import is_markdown
+from revela.text.endings import MARKDOWN, suffix
 from revela.types import Document
 
 LONGEST = 200  # maximum characters of a heading in a chunk's title
@@ -54,7 +54,7 @@ def titles(document: Document, chunks: Sequence[str]) -> list[str]:
     ['', 'Guide', 'Guide > Install']
     """
     title = document.title.strip()
-    if not is_markdown(document.id):
+    if suffix(document.id) not in MARKDOWN:
         return [title] * len(chunks)
     # A first heading that equals the title is not repeated.
     repeated = [title] if title else []

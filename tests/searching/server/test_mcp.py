@@ -20,12 +20,13 @@ from mcp.client.streamable_http import streamable_http_client
 from served import build
 
 from conftest import make_rows, serving
-from revela.cli.mcp import _tools, mcp
+from revela.cli.mcp import IndexOpener, _tools, mcp
 from revela.encoders.load import load_encoder
 from revela.encoders.model_files import fingerprint
 from revela.encoders.prompts import OWN
 from revela.errors import RevelaError
 from revela.searching.index import Index
+from revela.searching.server import Site
 from revela.searching.server.token_budget import count_tokens
 from revela.types import Document
 
@@ -150,7 +151,8 @@ def test_an_index_is_opened_at_the_first_call_and_again_if_that_fails(served_ind
         return open_index(*given, **more)
 
     monkeypatch.setattr(Index, "open", failing_once)
-    tools = _tools(served_index, None, "", None, OWN, with_files=True)
+    opener = IndexOpener(served_index, None, OWN)
+    tools = _tools(served_index, Site(), opener, with_files=True)
     assert not opened and tools.columns["year"] == "int64"
     with pytest.raises(RevelaError, match="the model cannot be loaded"):
         tools.index()

@@ -149,7 +149,7 @@ class SearchService:
         """A document around one of its passages, with the words of a query marked."""
         given = self.index, name, query, chunk, self.access.local_only
         async with self.slot():
-            return await in_thread(self.search_threads, partial(read_document, *given))
+            return await in_thread(self.search_threads, read_document, *given)
 
     async def file(self, name: str) -> FileResponse:
         """The file of a document, for requests from the server's own machine."""
@@ -157,7 +157,7 @@ class SearchService:
             message = "files are served only to the server's own machine, without a token"
             raise APIError(403, message)
         async with self.slot():
-            return await in_thread(self.search_threads, partial(file_response, self.index, name))
+            return await in_thread(self.search_threads, file_response, self.index, name)
 
     async def search_by_address(
         self, asked: Annotated[schemas.SearchParameters, Query()]
@@ -249,10 +249,10 @@ class Service(SearchService):
             raise APIError(400, message, "dimensions")
         role: Role = body.input_type or ("query" if body.model.endswith(":query") else "passage")
         tokens = await self.encoding.tokens(body.input, role, bool(body.truncate), "input")
-        rows = await self.encoding.encode(body.input, tokens, role)
+        rows = await self.encoding.batcher.encode(body.input, tokens, role)
         vectors = shortened(np.stack(rows), body.dimensions or self.width)
-        write = partial(embeddings_json, vectors, body.encoding_format, self.name, sum(tokens))
-        content = await in_thread(self.encoding.threads, write)
+        given = vectors, body.encoding_format, self.name, sum(tokens)
+        content = await in_thread(self.encoding.threads, embeddings_json, *given)
         return Response(content, media_type="application/json")
 
     async def rerank(self, body: schemas.RerankRequest) -> schemas.RerankResults:
@@ -277,8 +277,8 @@ class Service(SearchService):
         # Check both before encoding either.
         query_tokens = await encoding.tokens([body.query], "query", True, "query")
         text_tokens = await encoding.tokens(body.documents, "passage", True, "documents")
-        query = encoding.encode([body.query], query_tokens, "query", True)
-        texts = encoding.encode(body.documents, text_tokens, "passage", True)
+        query = encoding.batcher.encode([body.query], query_tokens, "query", True)
+        texts = encoding.batcher.encode(body.documents, text_tokens, "passage", True)
         try:
             async with asyncio.TaskGroup() as group:  # if one fails, the other leaves the queue
                 encoded, passages = group.create_task(query), group.create_task(texts)
@@ -294,12 +294,13 @@ class Service(SearchService):
     async def _finder(self, body: schemas.SearchRequest) -> Callable[[], Hits]:
         asked = body.options()
         check_query(body.query)
-        by_tokens = await in_thread(self.search_threads, partial(self._checked, asked))
+        by_tokens = await in_thread(self.search_threads, self._checked, asked)
         encoded = None
         if body.mode != "lexical":
             # Truncated for the model only: all of its words are searched for.
             tokens = await self.encoding.tokens([body.query], "query", True, "query")
-            (encoded,) = await self.encoding.encode([body.query], tokens, "query", by_tokens)
+            batcher = self.encoding.batcher
+            (encoded,) = await batcher.encode([body.query], tokens, "query", by_tokens)
         return partial(self.index.search, body.query, encoded=encoded, **asked)
 
     def _checked(self, asked: Mapping[str, Any]) -> bool:
@@ -329,15 +330,12 @@ class Service(SearchService):
 
     async def models(self) -> schemas.Models:
         """The model's names: the plain one (passages), and one per role."""
-        return schemas.Models(data=[self._model(name) for name in self.names])
+        return schemas.Models(data=[await self.model(name) for name in self.names])
 
     async def model(self, name: str) -> schemas.Model:
         """One of the model's names."""
         if name not in self.names:
             raise no_such_model(self.names)
-        return self._model(name)
-
-    def _model(self, name: str) -> schemas.Model:
         return schemas.Model(id=name, created=self.created, dimensions=self.width)
 
     async def healthz(self) -> schemas.Health:

@@ -63,7 +63,7 @@ def read_document(
 
 def _note(index: Words | Index, name: str, file: Path | None) -> str | None:
     """Whether a file has changed since it was indexed, or is gone; None for neither."""
-    if isinstance(index, Words) or (before := index.file_state(name)) is None or before.size < 0:
+    if isinstance(index, Words) or not (before := index.state.file_state(name)) or before.size < 0:
         return None  # not known, or of a data set
     if file is None:
         if (owner := index.state.owner_of(name)) and Path(owner).exists():

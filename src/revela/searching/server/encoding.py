@@ -1,31 +1,32 @@
-"""Encode the texts of requests: count tokens, check the limits, then encode in batches."""
+"""Count and limit the tokens of the texts of requests, which are then encoded in batches."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar
 
 from revela.encoders.base import TextEncoder
-from revela.errors import RevelaError
 from revela.searching.server import Limits
 from revela.searching.server.batching import Batcher
 from revela.searching.server.errors import APIError, check_count
 from revela.types import Role
 
 THREADS = 4
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-async def in_thread(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+async def in_thread(
+    threads: ThreadPoolExecutor, work: Callable[P, T], *given: P.args, **options: P.kwargs
+) -> T:
     """Run ``work`` in a thread; it does not start if the call is cancelled before."""
-    return await asyncio.get_running_loop().run_in_executor(threads, work)
+    return await asyncio.wrap_future(threads.submit(work, *given, **options))
 
 
 class Encoding:
-    """Encodes the texts of many requests; refuses texts above the limits."""
+    """The batcher of many requests; refuses texts above the limits."""
 
     def __init__(self, encoder: TextEncoder, limits: Limits) -> None:
         self.limits, self.encoder = limits, encoder
@@ -45,7 +46,7 @@ class Encoding:
             if len(text) > (most := self.limits.max_characters):
                 message = f"text {i} has {len(text):,} characters: send at most {most:,}"
                 raise APIError(400, message, param)
-        tokens = await in_thread(self.threads, partial(self.encoder.count_tokens, texts, role))
+        tokens = await in_thread(self.threads, self.encoder.count_tokens, texts, role)
         longest = self.encoder.limit or max(tokens)
         for i, count in enumerate(tokens):
             if count > longest and not truncate:
@@ -57,16 +58,3 @@ class Encoding:
         tokens = [min(count, longest) for count in tokens]
         check_count(sum(tokens), "tokens", self.limits.max_tokens, param)
         return tokens
-
-    async def encode(
-        self, texts: Sequence[str], tokens: Sequence[int], role: Role, with_tokens: bool = False
-    ) -> list[Any]:
-        """The result of ``Batcher.encode``; ``tokens`` are those of ``self.tokens``.
-
-        Raises:
-            APIError: the queue is full (429).
-        """
-        try:
-            return await self.batcher.encode(texts, tokens, role, with_tokens)
-        except RevelaError as error:  # the model's fault, and it names a path
-            raise RuntimeError("the model gives no vectors") from error

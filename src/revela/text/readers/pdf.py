@@ -6,15 +6,17 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from revela.text.endings import COMPRESSED
-from revela.text.readers import pdf_pages
 from revela.text.readers.common import ReadReport, UnsupportedFile, read_bytes
-from revela.text.readers.pdf_pages import Cell, Page
 from revela.text.readers.rows import Fields
 from revela.text.readers.table_lines import has_headings, is_number, lines_below
 from revela.text.readers.text import plain_title
 from revela.types import Document
+
+if TYPE_CHECKING:
+    from revela.text.readers.pdf_pages import Cell, Page
 
 # A word that continues on the next line.
 _PARTED = re.compile(r"([^\W\d_]+)([-\u2010\u00ad])[ \t]*\r?\n[ \t]*([^\W\d_]+)")
@@ -28,7 +30,9 @@ LONG_CELL = 6  # words; most lines in columns of prose have more, and in one col
 
 def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Iterator[Document]:
     """Read the text of all pages, and the values of forms."""
-    title, given, values = pdf_pages.read(read_bytes(path) if path.suffix in COMPRESSED else path)
+    from revela.text.readers.pdf_pages import read
+
+    title, given, values = read(read_bytes(path) if path.suffix in COMPRESSED else path)
     for number, page in enumerate(given, 1):
         if page is None:
             report.skip("damaged page", f"{name}, page {number}")
@@ -45,6 +49,7 @@ def read_pdf(path: Path, name: str, fields: Fields, report: ReadReport) -> Itera
 def _text(page: Page) -> str:
     """A page's text, with tables as lines that have each value beside the heading of its column.
 
+    >>> from revela.text.readers.pdf_pages import Cell
     >>> head = [Cell("Room", 0, 4), Cell("Summer", 9, 15), Cell("Winter", 17, 23)]
     >>> oslo = [Cell("Oslo", 0, 4), Cell("120", 9, 12), Cell("8", 17, 18)]
     >>> ulm = [Cell("Ulm", 0, 3), Cell("60", 17, 19)]

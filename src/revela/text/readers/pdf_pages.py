@@ -1,4 +1,5 @@
-"""Read the pages of PDFs with PDFium, in the guarded process (readers/guarded.py).
+"""Read the pages of PDFs with PDFium, in the guarded process (readers/guarded.py), which alone
+imports this file.
 
 A page is its text; or its lines as lists of cells, if it may have a table; or None, if it cannot be
 read.
@@ -14,6 +15,8 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
+
+from pypdfium2 import PdfDocument, PdfiumError, raw
 
 # Widths in heights of a line:
 COLUMN = 0.6  # a wider gap separates two cells
@@ -59,8 +62,6 @@ _SPACE, _END = _Character(" ", 0, 0, 0, 0, 0), _Character("\n", 0, 0, 0, 0, 0)  
 
 def read(file: Path | bytes) -> tuple[str, list[Page], list[str]]:
     """Title, pages, and the values of a form as "name: value", of a file or its bytes."""
-    from pypdfium2 import PdfDocument, PdfiumError, raw
-
     with PdfDocument(file) as document:
         document.init_forms()
         pages, values = list[Page](), dict[str, str]()
@@ -99,8 +100,6 @@ def _marks(page: Any) -> dict[int, tuple[float, float]]:
     """Left and right side of the glyphs below each mark that tells their text (ActualText): Chrome
     writes such marks for letters of several glyphs.
     """
-    from pypdfium2 import raw
-
     sides = [ctypes.c_float() for _ in range(4)]
     marks = dict[int, tuple[float, float]]()
     for i in range(raw.FPDFPage_CountObjects(page)):
@@ -113,8 +112,6 @@ def _marks(page: Any) -> dict[int, tuple[float, float]]:
 
 def _mark(glyphs: Any) -> int:
     """The address of the mark that tells the text of glyphs; 0 if there is none."""
-    from pypdfium2 import raw
-
     found = (raw.FPDFPageObj_GetMark(glyphs, i) for i in range(raw.FPDFPageObj_CountMarks(glyphs)))
     named = (m for m in found if raw.FPDFPageObjMark_GetParamValueType(m, b"ActualText"))
     return next((ctypes.addressof(mark.contents) for mark in named), 0)
@@ -124,8 +121,6 @@ def _once(page: Any, marks: dict[int, tuple[float, float]]) -> Iterator[int]:
     """The characters of a page without those that PDFium adds: it repeats the text of a mark for
     several of its glyphs, and adds spaces and ends of lines after glyphs that it takes for last.
     """
-    from pypdfium2 import raw
-
     box, x, y = raw.FS_RECTF(), ctypes.c_double(), ctypes.c_double()
     first, added, end, level = dict[int, int](), list[int](), -math.inf, math.inf
     for i in range(page.count_chars()):
@@ -171,8 +166,6 @@ def _lines(page: Any, kept: Sequence[int]) -> Iterator[list[_Character]]:
 
 def _characters(page: Any, kept: Sequence[int]) -> Iterator[_Character]:
     """Characters with their boxes, and spaces and ends of lines without boxes."""
-    from pypdfium2 import raw
-
     box, direction = raw.FS_RECTF(), None
     for i in kept:
         code = raw.FPDFText_GetUnicode(page, i)
@@ -243,8 +236,6 @@ def _cells(line: list[_Character]) -> list[Cell]:
 
 def _values(form: Any, page: Any) -> Iterator[tuple[str, str]]:
     """Name and value of each form field that is filled in, which the page's text lacks."""
-    from pypdfium2 import raw
-
     written = (
         raw.FPDF_FORMFIELD_TEXTFIELD,
         raw.FPDF_FORMFIELD_COMBOBOX,
@@ -262,8 +253,6 @@ def _values(form: Any, page: Any) -> Iterator[tuple[str, str]]:
 
 def _text_of(get: Callable[..., int], *of: Any) -> str:
     """The text that a function of PDFium writes into a buffer."""
-    from pypdfium2 import raw
-
     buffer = (raw.FPDF_WCHAR * (get(*of, None, 0) // 2))()
     get(*of, buffer, 2 * len(buffer))
     return bytes(buffer)[:-2].decode("utf-16-le", "ignore")
