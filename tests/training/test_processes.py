@@ -58,10 +58,11 @@ CASES = {
 }
 SHARED = {"crop", "pairs", "cde", "judged"}
 STOPS = CASES["all that can be trained"] | dict(save_every=2)
-LONG = {**STOPS, "max_steps": 12}
-ENDLESS = {**STOPS, "max_steps": 0}
+QUICK = CASES["crop"] | dict(save_every=2)
+LONG = {**QUICK, "max_steps": 12}
+ENDLESS = {**QUICK, "max_steps": 0}
 TOKENS = {**ENDLESS, "max_tokens_read": 0.008}
-EXPLODING = {**STOPS, "learning_rate": 1e30, "save_every": 1}
+EXPLODING = {**QUICK, "learning_rate": 1e30, "save_every": 1}
 FAILURES = {  # what both say, then what only one does
     "other groups": "the processes read different groups or settings: start all by the",
     "in the way": "exists: choose another --out",
@@ -178,7 +179,7 @@ def both(groups, case, cache, tmp_path_factory):
     one; and what the two printed of each.
     """
     folder = tmp_path_factory.mktemp("both")
-    checked = {**STOPS, "check_every": 2}
+    checked = {**QUICK, "check_every": 2}
     one = {f"one-{name}": case(folder / f"one-{name}", CASES[name]) for name in CASES}
     one |= {
         "tokens": case(folder / "one-tokens", TOKENS),
@@ -190,7 +191,7 @@ def both(groups, case, cache, tmp_path_factory):
     two = {f"two-{name}": case(folder / f"two-{name}", CASES[name]) for name in CASES}
     two |= {
         "sigint": case(folder / "sigint", STOPS, signal=["SIGINT", 1, 3]),
-        "sigterm": case(folder / "sigterm", STOPS, signal=["SIGTERM", 0, 3]),
+        "sigterm": case(folder / "sigterm", QUICK, signal=["SIGTERM", 0, 3]),
         "minutes": case(folder / "minutes", {**ENDLESS, "max_minutes": 0.01}),
         "tokens": case(folder / "tokens", TOKENS),
         "checked": case(folder / "checked", checked, scores=[0, 9, 1, 1]),
@@ -200,7 +201,7 @@ def both(groups, case, cache, tmp_path_factory):
     two["long"] = case(folder / "long", LONG)
     two["one-two"] = case(folder / "one-two", STOPS, resume=True, copy=str(folder / "one-sigint"))
     for name in FAILURES:
-        two[name] = case(folder / f"bad {name}", STOPS, fails=name)
+        two[name] = case(folder / f"bad {name}", QUICK, fails=name)
     two["other groups"]["groups"] = [str(groups / "chunks"), str(groups / "windows")]
     two["in the way"]["copy"] = str(folder / "one-crop")
     said = by_two(cache, folder, two)
@@ -414,7 +415,7 @@ def test_a_run_killed_at_any_moment_has_an_unbroken_one_s_weights(both, case, ca
 def test_a_signal_to_one_process_is_the_exit_code_of_all(case, cache, tmp_path):
     """As torchrun starts them. The run goes on with --resume."""
     out = tmp_path / "out"
-    flags = command(case(out, STOPS), max_steps=3000)
+    flags = command(case(out, QUICK), max_steps=3000)
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
