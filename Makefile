@@ -72,7 +72,7 @@ resolve: $(VENV)/ready
 # with CUDA: some 5 GB).
 LOWEST = $(VENV)/bin/uv pip compile pyproject.toml -q --resolution lowest-direct -o
 lowest: $(VENV)/ready
-	$(LOWEST) $(VENV)/core.txt
+	$(LOWEST) $(VENV)/core.txt --no-deps
 	$(LOWEST) $(VENV)/lowest.txt --all-extras -c $(VENV)/core.txt
 	$(VENV)/bin/uv venv -q --clear $(VENV)/lowest
 	$(VENV)/bin/uv pip install -q --python $(VENV)/lowest -r $(VENV)/lowest.txt

@@ -101,8 +101,8 @@ def step_table(record: Row) -> Iterator[str]:
         if "kernels" in row:
             what = row["what"].removeprefix("profile of step, ")
             yield (
-                f"- {what}, {row['form']}: no kernel runs in {row['idle']:.0%} of "
-                f"{row['seconds']:.2f} s."
+                f"- {what}, {row['form']}: a profiled step takes {row['seconds']:.2f} s; no kernel "
+                f"runs in {100 * row['idle']:.0f} % of it."
             )
     yield failures(record["rows"])
 
