@@ -14,54 +14,15 @@ import zlib
 
 import openpyxl
 import pytest
+from bad_readers import SENTENCE, read_and_abort, read_for_ever, read_into_memory, read_with_remarks
 
-from conftest import SENTENCE
 from revela.text.load import read_corpus
 from revela.text.readers import guarded, table_lines
-from revela.text.readers.common import DamagedFile, UnsupportedFile
 from revela.text.readers.guarded import GROWN
-from revela.types import Document
 from tests.text.readers.test_office import docx, odf
 from tests.text.readers.test_pdf import pdf
 
 IN_PART = "read in part: over 20 characters per byte of the file"
-
-
-# Readers, as the process imports them.
-
-
-def read_and_abort(path, name, fields, report):
-    import os
-
-    if path.name == "a.docx":
-        os.abort()
-    print("a library prints this")
-    yield Document(name, SENTENCE, "A title")
-
-
-def read_for_ever(path, name, fields, report):
-    if path.name == "a.docx":
-        while True:
-            pass
-    yield Document(name, SENTENCE)
-
-
-def read_into_memory(path, name, fields, report):
-    if path.name == "a.docx":
-        bytearray(2 * guarded.MEMORY)
-    yield Document(name, SENTENCE)
-
-
-def read_with_remarks(path, name, fields, report):
-    report.note("a remark", name)
-    report.skip("a damaged page", f"{name}, page 2", bad=True)
-    if path.name == "a.docx":
-        raise UnsupportedFile("no text in it")
-    if path.name == "b.docx":
-        raise DamagedFile("over a limit: split it")
-    if path.name == "c.docx":
-        raise PermissionError(13, "Permission denied")
-    raise KeyError("word/document.xml")
 
 
 @pytest.fixture
