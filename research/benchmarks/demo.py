@@ -25,6 +25,7 @@ import sysconfig
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,8 @@ def sources() -> Iterator[tuple[str, Path, Path]]:
     for root in dict.fromkeys(Path(sysconfig.get_paths()[k]) for k in ("stdlib", "purelib")):
         for file in sorted(root.rglob("*.py")):
             parts = file.relative_to(root).parts
-            if not SKIPPED & set(parts[:-1]) and file.stat().st_size in SIZES:
+            is_skipped = SKIPPED & set(parts[:-1]) or not file.is_file()
+            if not is_skipped and file.stat().st_size in SIZES:
                 yield parts[0].removesuffix(".py"), root, file
 
 
@@ -76,24 +78,21 @@ def write_packages(out: Path, max_files: int, max_held: int, max_functions: int)
     train, held = list[tuple[Path, Path]](), list[tuple[Path, Path]]()
     for package, root, file in sources():
         (held if package in HELD_OUT else train).append((root, file))
-    trained, held_out = read_some(train, max_files), read_some(held, max_held)
-    write_rows(out / "train.jsonl", trained)
-    write_rows(out / "held_out.jsonl", held_out)
-    documents = [Document(r["_id"], r["text"], kind="code") for r in held_out]
+    train_rows, held_rows = [*islice(read(train), max_files)], [*islice(read(held), max_held)]
+    write_rows(out / "train.jsonl", train_rows)
+    write_rows(out / "held_out.jsonl", held_rows)
+    documents = [Document(r["_id"], r["text"], kind="code") for r in held_rows]
     save_collection(docstring_task(documents, max_functions), out / "test")
-    return len(trained), len(held_out)
+    return len(train_rows), len(held_rows)
 
 
-def read_some(files: list[tuple[Path, Path]], most: int) -> list[dict[str, Any]]:
-    """A random choice of those that are UTF-8."""
-    rows: list[dict[str, Any]] = []
+def read(files: list[tuple[Path, Path]]) -> Iterator[dict[str, str]]:
+    """The files that are UTF-8, shuffled."""
     random.Random(0).shuffle(files)
     for root, file in files:
-        if len(rows) < most:
-            with suppress(UnicodeDecodeError):
-                text = file.read_text(encoding="utf-8")
-                rows.append({"_id": str(file.relative_to(root)), "text": text})
-    return rows
+        with suppress(OSError, UnicodeDecodeError):
+            text = file.read_text(encoding="utf-8")
+            yield {"_id": str(file.relative_to(root)), "text": text}
 
 
 def write_rows(file: Path, rows: Sequence[dict[str, Any]]) -> None:

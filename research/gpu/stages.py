@@ -92,7 +92,9 @@ class Setting:
 
 
 def smoke(setting: Setting) -> Iterator[Row]:
-    """One training step of every preset on a tiny random model; fit, encode, save and load."""
+    """One training step of every preset (of every method, with --tiny) on a tiny random model; fit,
+    encode, save and load.
+    """
     documents = made_up_documents(80)
     model = random_model(setting.work / "tiny", small_config())
     of_method = {type(Recipe.of(preset).method): preset for preset in reversed(PRESETS)}

@@ -46,7 +46,7 @@ def section(records: dict[str, Row]) -> str:
 def smoke_table(record: Row) -> Iterator[str]:
     rows = [row for row in record["rows"] if "note" not in row]
     names = "; ".join(row["what"].removeprefix("a step of ") for row in rows)
-    yield f"**One step of each preset** on a tiny model: {names}."
+    yield f"**One step of each preset** on a tiny model ran without an error: {names}."
     yield failures(record["rows"])
 
 
@@ -69,8 +69,9 @@ def attention_table(record: Row) -> Iterator[str]:
 
 def step_table(record: Row) -> Iterator[str]:
     yield (
-        '**A training step**, forward and backward; "of peak" is the arithmetic of the bound per '
-        "second, as a share of the card's 989 TFLOP/s in bf16."
+        '**A training step**, forward and backward; "of peak" counts the operations that the bound '
+        "(the same models without in-batch attention) needs, per second of the measured step, as a "
+        "share of the card's 989 TFLOP/s in bf16."
         if peak_of(record) == PEAK["H200"]
         else "**A training step**, forward and backward."
     )

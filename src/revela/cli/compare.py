@@ -55,15 +55,16 @@ def compare(
         table [variants.NAME] in it is a separate run: see research/recipes.
     """
     with extra("train", "revela compare"):
-        from revela.training import compare as comparison
         from revela.training.commands import processes_here
+        from revela.training.compare import compare as run
+        from revela.training.compare import rows_of
         from revela.training.distributed import check_single_process
 
     check_single_process()
     check_paths(corpus, None)
     settings, variants = read_recipe(recipe_file) if recipe_file is not None else ({}, {})
-    made = comparison.compare(
-        comparison.rows_of(methods, settings, variants, given_settings(given)),
+    comparison = run(
+        rows_of(methods, settings, variants, given_settings(given)),
         [*map(str, corpus)],
         on,
         out,
@@ -72,4 +73,4 @@ def compare(
         processes=processes or processes_here(),
         dry_run=dry_run,
     )
-    print(made or "nothing was run")
+    print(comparison or "nothing was run")

@@ -36,6 +36,7 @@ def check_out(_type: object, path: Path | None) -> None:
 
 Out = Annotated[Path, Parameter(validator=check_out)]
 Switch = Annotated[bool, Parameter(negative=())]
+"A flag that has no --no-... form."
 Several = Parameter(negative=(), consume_multiple=True)
 Flat = Parameter(name="*", consume_multiple=True, negative_iterable=())
 "A dataclass whose fields are flags of their own."

@@ -207,7 +207,7 @@ class Index:
         if model is not None:
             _ = index.model_folder  # refuses a model that did not make the index
         if prompts != OWN:
-            check_prompts(index.info.prompts, prompts, folder)
+            check_prompts(index.prompts, prompts, folder)
         return index
 
     @cached_property

@@ -48,12 +48,10 @@ def test_of_equals_the_first_comes_first():
 @given(st.integers(0, 90), st.sampled_from([1, 3, 8]), st.integers(0, 3), st.booleans())
 def test_every_chunk_once_whatever_the_vectors(count, size, seed, alike):
     vectors = np.zeros((count, 4), dtype=np.float32) if alike else points(count, 4, seed)
-    order = order_by_similarity(vectors, None, Groups(cluster_size=size), seed)
+    settings = Groups(cluster_size=size)
+    order = order_by_similarity(vectors, None, settings, seed)
     assert sorted(order.tolist()) == list(range(count))
-    assert (
-        order.tolist()
-        == order_by_similarity(vectors, None, Groups(cluster_size=size), seed).tolist()
-    )
+    assert order.tolist() == order_by_similarity(vectors, None, settings, seed).tolist()
 
 
 @pytest.mark.parametrize("branch", [4, 256])  # several levels, or one
