@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from revela.errors import RevelaError
+from revela.ranking import steps
 from revela.ranking.bm25 import BM25
 from revela.ranking.calibration import PRIOR, Calibration
 from revela.ranking.fusion import FusionRule, chance_of, fuse_scores
@@ -183,7 +184,11 @@ def test_confidence_is_half_where_97_of_100_hits_score_less_if_nothing_answers()
     assert sure.scaled(before, after) == pytest.approx((half / 2, 2 * slope, 0.75 * cut))
 
 
-def test_what_has_nothing_of_a_question_does_not_answer_it_though_nothing_was_measured(tmp_path):
+def test_what_has_nothing_of_a_question_does_not_answer_it_though_nothing_was_measured(
+    tmp_path, monkeypatch
+):
+    """Only a measured scale says that a score above 0 is low."""
+    monkeypatch.setattr(steps, "FAR", 2.0)
     index = build(tmp_path / "index", ["aaaa bbbb", "aabb abab", "bbaa abba"])
     assert not index.calibration.confidences
     nothing, known = index.search("zzzz xxxx"), index.search("aaaa bbbb")

@@ -255,13 +255,17 @@ def _confidences(
     has_words: bool,
 ) -> dict[int, float | None]:
     """The confidence in each row that is returned: 0 if the text is about other subjects, because
-    nothing scores ``FAR``. If no passage has a word of the query (``has_words``), there is probably
-    no answer. A row is not sure if it lacks a string of the query, such as a date, or its phrases;
-    or if there are few other documents to compare it with, as after a filter, and its score is low.
+    nothing scores ``FAR`` or, if no confidence was measured, because nothing scores above 0. If no
+    passage has a word of the query (``has_words``), there is probably no answer. A row is not sure
+    if it lacks a string of the query, such as a date, or its phrases; or if there are few other
+    documents to compare it with, as after a filter, and its score is low.
     """
-    if options.is_calibrated and max(scores.values(), default=0.0) < FAR:
+    if not options.is_calibrated:
+        return dict.fromkeys(shown)
+    confidence, best = store.confidences.get(options.rerank), max(scores.values(), default=0.0)
+    if best < FAR if confidence else best <= 0:
         return dict.fromkeys(shown, 0.0)
-    if not options.is_calibrated or (confidence := store.confidences.get(options.rerank)) is None:
+    if confidence is None:
         return dict.fromkeys(shown)
     first = dict(islice(scores.items(), COPIES))
     passages = store.passages([*(shown | first)])
