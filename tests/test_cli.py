@@ -332,7 +332,7 @@ NO_EFFECT = {
     "train --method contrastive-pairs --lm x": "stop",
     "train --method contrastive-crop --query-lm x":
         "--query-lm has no effect on --method contrastive-crop",
-    "train --method contrastive-crop --lm x": "--lm has no effect on --method contrastive-crop: le",
+    "train --method contrastive-crop --lm x": "leave it out, or train revela or replug or",
     "train --method dwell-spans --lm x": "--lm has no effect on --method dwell-spans",
     "train --method dream --heads random --probe-questions 9":
         "--probe-questions has no effect on --method dream without --heads '': leave it out, or gi",

@@ -209,8 +209,8 @@ def check_unread(unread: Sequence[tuple[str, set[str]]]) -> None:
     """
     if unread and (names := set.intersection(*(names for _, names in unread))):
         name, ours = min(names), " and ".join(dict.fromkeys(method for method, _ in unread))
-        of_queries = [method for method, kind in METHODS.items() if kind.reads == "queries"]
-        others = methods_with(name) or of_queries
+        others = methods_with(name)
+        others = others or [m for m in METHODS if name not in Recipe.of(m).without_effect]
         flag, remedy = name.replace("_", "-"), f"train {' or '.join(others)}"
         if name in NEEDS:
             ours, remedy = f"{ours} without {NEEDS[name]}", f"give {NEEDS[name]}"
